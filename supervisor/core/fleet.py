@@ -16,14 +16,13 @@ from random import Random
 from typing import Any
 
 from musterd.ipc.wire.messages import Outcome, TaskSpec
-from musterd.supervisor.core.disk_queue import rules
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Action, rank_of
 from musterd.supervisor.core.model.gates import Site
 from musterd.supervisor.core.model.lanes import Place
 from musterd.supervisor.core.model.ledger import CANCEL, UNPAID, Ledger, UnwrittenBulk
-from musterd.supervisor.core.model.memory import Memory
+from musterd.supervisor.core.model.memory_use import MemoryUse
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.queue import TASK_BYTES
@@ -49,12 +48,12 @@ from musterd.supervisor.core.tasks.schedules import FACT as SCHEDULE
 from musterd.supervisor.core.tasks.schedules import Schedule, Schedules
 from musterd.supervisor.core.tasks.waits import Waits
 from musterd.supervisor.core.workers.autoscale import Autoscale
+from musterd.supervisor.core.workers.forkservers import News
 from musterd.supervisor.core.workers.health_checks import HealthChecks
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.pressure import Governor, Stage
-from musterd.supervisor.core.workers.sidecar import Sidecars
-from musterd.supervisor.core.workers.sizing import room
-from musterd.supervisor.core.workers.spares import Spares
+from musterd.supervisor.core.workers.sidecar import make_sidecars
+from musterd.supervisor.core.workers.sizing import slots_left
 
 Handlers = dict[type, Callable[[Any], None]]
 
@@ -81,11 +80,10 @@ class Fleet:
         self._pauses = pauses = Pauses(state, ledger, leases)
         self._autoscale = Autoscale(state, lifecycle)
         self._governor = Governor(state, lifecycle)
-        self._spares = Spares(state, self._governor)
         self._handler_requests = HandlerRequests(state, ledger, coalescing)
         self._waits = Waits(state, disk_queue, self._autoscale.bound)
         self._schedules = schedules = Schedules(state, ledger, intake)
-        self.sidecars = Sidecars(state)
+        self.sidecars = make_sidecars(state)
         self._shutdown = Shutdown(state, ledger, lifecycle, self.sidecars)
         self._recycling = lifecycle.recycling
         self._replacement = lifecycle.replacement
@@ -148,45 +146,31 @@ class Fleet:
     def _of_workers(self) -> Handlers:
         """Return the handlers for the clock, fork servers, workers and sidecars."""
         return {
-            events.Started: _in_turn(
-                lambda _: self._lifecycle.started(),
-                lambda _: self._health_checks.begin(),
-                lambda _: self._autoscale.started(),
-                lambda _: self.sidecars.started(),
-            ),
+            events.Started: self._started,
             events.Ticked: lambda _: self._state.timers.run(self._state.now_ns),
             events.ClockRead: _in_turn(
                 self._state.clock_read,
                 self._ledger.clock_read,
                 self._schedules.clock_read,
                 lambda _: self._health_checks.begin(),  # a changed policy may want health checks
-                self._spares.look,
+                self._lifecycle.fork_servers.keep_spares,
             ),
-            events.ForkServerReady: _in_turn(
-                _first(self._replacement.heard, self._lifecycle.fork_servers.ready),
-                self._spares.look,
-            ),
-            events.ForkServerFailed: _in_turn(
-                _first(self._replacement.heard, self._lifecycle.fork_servers.failed),
-                self._spares.look,
-            ),
-            events.ForkServerExited: _in_turn(
-                _first(self._replacement.heard, self._lifecycle.fork_servers.exited),
-                self._spares.look,
-            ),
+            events.ForkServerReady: self._of_fork_server,
+            events.ForkServerFailed: self._of_fork_server,
+            events.ForkServerExited: self._of_fork_server,
             events.MemorySampled: _in_turn(self._governor.sampled, self._recycling.weighed),
             events.WorkerForked: self._lifecycle.forked,
             events.LeftoversEnded: self._lifecycle.leftovers_ended,
             events.SpawnFailed: self._lifecycle.spawn_failed,
             events.WorkerReady: self._lifecycle.ready,
             events.LeasesCompleted: _in_turn(
-                self._handler_requests.leases_completed,
-                self._waits.leases_completed,
+                self._handler_requests.leases_over,
+                self._waits.leases_over,
                 self._endings.completed,
             ),
             events.LeasesReturned: _in_turn(
-                self._handler_requests.leases_returned,
-                self._waits.leases_returned,
+                self._handler_requests.leases_over,
+                self._waits.leases_over,
                 self._endings.returned,
             ),
             events.BoardRead: self._leases.board_read,
@@ -195,7 +179,7 @@ class Fleet:
                 self._lifecycle.exited,
                 self._handler_requests.worker_exited,
                 self._waits.worker_exited,
-                self._spares.look,
+                self._lifecycle.fork_servers.keep_spares,
             ),
             events.ProgressMade: self._handler_requests.progressed,
             events.StateWanted: self._handler_requests.state_wanted,
@@ -204,10 +188,22 @@ class Fleet:
             events.LockReturned: self._handler_requests.lock_returned,
             events.WaitBegun: self._waits.begun,
             events.WaitEnded: self._waits.ended,
-            events.SidecarReady: self.sidecars.ready,
-            events.SidecarBeat: self.sidecars.beat,
-            events.SidecarExited: self.sidecars.exited,
+            events.SidecarReady: lambda event: self.sidecars[event.name].ready(event),
+            events.SidecarBeat: lambda event: self.sidecars[event.name].beat(event),
+            events.SidecarExited: lambda event: self.sidecars[event.name].exited(event),
         }
+
+    def _started(self, _: events.Started) -> None:
+        self._lifecycle.started()
+        self._health_checks.begin()
+        self._autoscale.started()
+        for sidecar in self.sidecars.values():
+            sidecar.started()
+
+    def _of_fork_server(self, event: News) -> None:
+        if not self._replacement.heard(event):
+            self._lifecycle.fork_servers.heard(event)
+        self._lifecycle.fork_servers.keep_spares(event)
 
     def _of_people(self) -> Handlers:
         """Return the handlers for commands of operators, and for the end."""
@@ -231,7 +227,7 @@ class Fleet:
                 lambda event: self._shutdown.request(
                     event.reason, sockets_survive=event.sockets_survive
                 ),
-                self._spares.look,
+                self._lifecycle.fork_servers.keep_spares,
             ),
             events.CleanupFinished: lambda event: self._shutdown.cleaned_up(event.reason),
         }
@@ -270,13 +266,13 @@ class Fleet:
         return out
 
     def _settle(self) -> None:
-        while self._keeper.settle(self._leases.end_queued) or self._disk_queue.turn():
+        while self._keeper.settle() or self._disk_queue.turn():
             self._dispatch()  # tasks that ended, or came from disk, may let another lane go on
 
     def _dispatch(self) -> None:
         for pool in self._state.pools.values():
             if pool.queue.size and not pool.halt:
-                if pool.slots_with_room:
+                if pool.free_slots:
                     self._leases.dispatch(pool)
                 if not pool.watched and pool.queue.size:
                     self._autoscale.notice(pool)
@@ -331,7 +327,7 @@ class Fleet:
         return self._shutdown.phase
 
     @property
-    def memory(self) -> Memory:
+    def memory(self) -> MemoryUse:
         return self._state.memory
 
     @property
@@ -367,7 +363,7 @@ class Fleet:
         self._keeper.validate()
         self._replacement.validate()
         self._coalescing.validate()
-        rules.validate(self._disk_queue, state)
+        self._disk_queue.validate()
         unstored = self._ledger.unstored()
         for name, pool in state.pools.items():
             pool.validate()
@@ -383,11 +379,13 @@ class Fleet:
                         SlotState.RUNNING,
                         SlotState.DRAINING,
                     ), slot.name
-                assert (slot not in pool.slots_with_room) or slot.state == SlotState.RUNNING
-                assert (slot not in pool.slots_with_room) or not slot.halt, slot.name
+                assert (slot not in pool.free_slots) or slot.state == SlotState.RUNNING
+                assert (slot not in pool.free_slots) or not slot.halt, slot.name
                 assert not slot.held or slot.state in (SlotState.STOPPED, SlotState.DRAINING)
             if state.intake_open:
-                assert room(pool) >= 0, f"{pool.name}: more slots than its limit of {pool.limit}"
+                assert slots_left(pool) >= 0, (
+                    f"{pool.name}: more slots than its limit of {pool.limit}"
+                )
         for worker, slot in state.workers.items():
             assert slot.worker == worker and slot in slot.pool.everyone, slot.name
 
@@ -421,16 +419,6 @@ class _Hooks:
 
     def owes(self, task: Task, ready_ns: int) -> bool:
         return self._fleet._retries.owes(task, ready_ns)
-
-
-def _first(taken: Callable[[Any], bool], handler: Callable[[Any], None]) -> Callable[[Any], None]:
-    """Return a handler for events that `taken` does not take."""
-
-    def handle(event: Any) -> None:
-        if not taken(event):
-            handler(event)
-
-    return handle
 
 
 def _in_turn(*handlers: Callable[[Any], None]) -> Callable[[Any], None]:

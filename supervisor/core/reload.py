@@ -18,7 +18,6 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import (
     FindStranded,
     LookUp,
-    Report,
     StopForkServer,
     TellMissing,
 )
@@ -37,7 +36,7 @@ from musterd.supervisor.core.tasks.schedules import Schedules
 from musterd.supervisor.core.workers.autoscale import Autoscale
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.pressure import Governor
-from musterd.supervisor.core.workers.sidecar import Sidecars
+from musterd.supervisor.core.workers.sidecar import Sidecar
 
 STRANDED_WATCHED_MAX = 100_000  # stranded tasks whose watchers are remembered
 
@@ -55,7 +54,7 @@ class Parts(Struct, frozen=True):
     autoscale: Autoscale
     governor: Governor
     retries: Retries
-    sidecars: Sidecars
+    sidecars: dict[str, Sidecar]
 
 
 class Reload:
@@ -63,9 +62,7 @@ class Reload:
         self._state = state
         self._ledger = parts.ledger
         self._parts = parts
-        self.stranded: dict[
-            str, int
-        ] = {}  # removed pools, and how many tasks they left in the store
+        self.stranded: dict[str, int] = {}  # by removed pool: how many tasks it left in the store
         self._requests = 0
         self._asked: dict[str, FindStranded] = {}  # the last question about each pool
         self._late: dict[str, Late] = {}  # of pools being added: tasks that may end at once
@@ -82,7 +79,8 @@ class Reload:
             pool.retry = policy.retry
         parts.coalescing.follow(policy.cache)
         parts.governor.follow()
-        parts.sidecars.follow()
+        for sidecar in parts.sidecars.values():
+            sidecar.follow()
         parts.schedules.follow(policy.schedules)
         wanted = {each.name: each for each in policy.pools}
         self._asked = {name: asked for name, asked in self._asked.items() if name in wanted}
@@ -155,7 +153,7 @@ class Reload:
         del self._asked[name]
         pool.settle_in()
         parts.governor.welcome(pool)
-        self._report("pool.added", pool, count=self.stranded.pop(name))
+        state.report("pool.added", pool=pool, count=self.stranded.pop(name))
         parts.intake.take_back_late(self._late.pop(name))
         parts.lifecycle.open(pool)
         parts.autoscale.begin(pool)
@@ -235,7 +233,8 @@ class Reload:
             self._ledger.remember(HALT, pool.name, None)
         del self._state.pools[pool.name]
         self.stranded[pool.name] = count = len(stranded)
-        self._report("pool.removed", pool, level="warning" if count else "info", count=count)
+        level = "warning" if count else "info"
+        self._state.report("pool.removed", level, pool=pool, count=count)
         if any(each.name == pool.name for each in self._state.policy.pools):
             self._find(pool.name)  # the pool is wanted again
 
@@ -254,9 +253,6 @@ class Reload:
         task.lane = task.gate = None
         del self._state.tasks[task.spec.id]
         return dict.fromkeys(peer for peer in (task.peer, *(task.watchers or ())) if peer)
-
-    def _report(self, event: str, pool: Pool, *, level: str = "info", count: int) -> None:
-        self._state.out.append(Report(event, level, pool=pool.name, count=count))
 
 
 def _unsettled(task: Task) -> bool:

@@ -18,7 +18,7 @@ from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.slot import Slot
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
-from musterd.supervisor.core.workers.sidecar import Sidecars
+from musterd.supervisor.core.workers.sidecar import Sidecar
 
 # The runner of the clean-up functions keeps the time itself; the slack is in case it does not.
 CLEANUP_SLACK_NS = 1 * SECOND_NS
@@ -37,7 +37,11 @@ class Phase(IntEnum):
 
 class Shutdown:
     def __init__(
-        self, state: State, ledger: Ledger, lifecycle: WorkerLifecycle, sidecars: Sidecars
+        self,
+        state: State,
+        ledger: Ledger,
+        lifecycle: WorkerLifecycle,
+        sidecars: dict[str, Sidecar],
     ) -> None:
         self._state = state
         self._ledger = ledger
@@ -118,7 +122,8 @@ class Shutdown:
             return
         self._enter(Phase.CLOSE, reason)
         self._lifecycle.fork_servers.stop_all()
-        self._sidecars.stop_for_good()
+        for sidecar in self._sidecars.values():
+            sidecar.stop_for_good()
         self._state.timers.at(self._state.now_ns + CLOSE_BUDGET_NS, self._close_over)
 
     def _close_over(self) -> None:

@@ -12,9 +12,8 @@ from musterd.supervisor.api.memory import (
 from musterd.supervisor.config.schema import MemoryConfig, MonitorConfig
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model.events import MemorySampled
-from musterd.supervisor.core.model.memory import Memory
+from musterd.supervisor.core.model.memory_use import MemoryUse, shown
 from musterd.supervisor.core.model.pool import Pool
-from musterd.supervisor.core.model.sizes import shown
 from musterd.supervisor.log import log
 from musterd.supervisor.memory.probe import Probe
 from musterd.supervisor.processes.spawner import Spawner
@@ -122,7 +121,7 @@ def memory_status(
     )
 
 
-def _pool_memory(pool: Pool, memory: Memory) -> PoolMemory:
+def _pool_memory(pool: Pool, memory: MemoryUse) -> PoolMemory:
     return PoolMemory(
         name=pool.name,
         size=pool.size,

@@ -4,7 +4,7 @@ A spare is forked, contained, connected and ready to open its worker, and waits 
 (init.py) to be called. It has no slot, no token, no temporary directory, and has run no user code.
 So a message replaces a dead worker, instead of three forks, which take 10 ms.
 
-The core decides which fork servers keep a spare (core/workers/spares.py); this module decides when
+The core decides which fork servers keep one (core/workers/forkservers.py); this module decides when
 a spare is made: while nobody waits for a worker of its fork server, a moment after the last launch,
 never during a recovery.
 """

@@ -19,6 +19,7 @@ from musterd.supervisor.api.status import (
 )
 from musterd.supervisor.api.status import RUNNING as SLOT_RUNNING
 from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.model.events import EVENTS, WEB
 from musterd.supervisor.core.model.lanes import Lane
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.slot import Cause, Slot, SlotState
@@ -66,8 +67,8 @@ def fleet_status(
         containment=", ".join(modes),
         containment_reason="; ".join(reasons),
         problem=problem,
-        web=web_status(fleet.sidecars.web, now_ns),
-        events=web_status(fleet.sidecars.events, now_ns),
+        web=web_status(fleet.sidecars[WEB], now_ns),
+        events=web_status(fleet.sidecars[EVENTS], now_ns),
     )
 
 
@@ -307,7 +308,7 @@ def why_queued(pool: Pool, lane: Lane, now_ns: int) -> str:
     """Return what the tasks of a lane wait for."""
     if pool.halt:
         return f"musterctl resume {pool.name}: the pool is {pool.halt}"
-    at_gate = lane.room is not None and lane.gate is not None
+    at_gate = lane.waits_among is not None and lane.gate is not None
     return (lane.gate.why(now_ns) if at_gate and lane.gate else "") or "a free worker"
 
 

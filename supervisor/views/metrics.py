@@ -19,7 +19,7 @@ from musterd.supervisor.api.metrics import (
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.core.model.gates import Site
-from musterd.supervisor.core.model.memory import Memory
+from musterd.supervisor.core.model.memory_use import MemoryUse
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.slot import Cause
 from musterd.supervisor.core.workers.sizing import expected
@@ -71,8 +71,8 @@ class Figures:
             schedules=[
                 ScheduleFigures(
                     name,
-                    each.memory.runs,
-                    each.memory.skipped,
+                    each.record.runs,
+                    each.record.skipped,
                     (each.next_ns or 0) / 1e9 if each.active else 0.0,
                 )
                 for name, each in list(fleet.schedules.items())[:SCHEDULES_MAX]
@@ -88,7 +88,7 @@ class Figures:
         )
 
 
-def _pool(pool: Pool, memory: Memory) -> PoolFigures:
+def _pool(pool: Pool, memory: MemoryUse) -> PoolFigures:
     counters = pool.counters
     return PoolFigures(
         name=pool.name,
@@ -154,7 +154,7 @@ def _breakers(fleet: Fleet) -> list[BreakerFigures]:
             site.target,
             str(site.breaker.state),
             site.inside,
-            sum(lane.alive for lane in site.lanes if lane.room is not None),
+            sum(lane.alive for lane in site.lanes if lane.waits_among is not None),
             site.breaker.failed,
         )
         for site in most

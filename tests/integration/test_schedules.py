@@ -135,9 +135,9 @@ def _told(daemon: Muster) -> bool:
     connection.close()
     import msgspec
 
-    from musterd.supervisor.core.tasks.schedules import Memory
+    from musterd.supervisor.core.tasks.schedules import ScheduleRecord
 
-    return not msgspec.msgpack.decode(value, type=Memory).untold
+    return not msgspec.msgpack.decode(value, type=ScheduleRecord).untold
 
 
 def test_people_pause_run_and_resume(jobs, waiting):

@@ -3,14 +3,16 @@
 The core is proved only for the events that the simulation makes. An event of the shell that the
 simulation lacks is not proved; an event that only the simulation makes proves nothing. So three
 sets have to be equal: the events that the core handles, those that the shell makes, and those that
-the simulation makes. The same holds for the actions that the core returns and others carry out.
+the simulation makes. The same holds for the fields of an event that may be left out, and for the
+actions that the core returns and others carry out, in the order of their ranks.
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, get_args
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,6 +33,7 @@ from simulation.world import World
 
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
+from support.core import action_kinds
 
 ROOT = Path(__file__).parents[2]
 SUPERVISOR = ROOT / "supervisor"
@@ -38,6 +41,8 @@ CORE = SUPERVISOR / "core"
 
 # Structs that are parts of events, not events.
 PARTS = {"EndedTask", "MemorySource", "OnDisk", "Recovered"}
+# Fields of actions that are empty when the core returns them.
+FILLED_IN_BY_THE_SHELL = {"Report": {"output"}}
 
 
 def structs_of(*modules: ModuleType) -> set[str]:
@@ -53,7 +58,7 @@ def structs_of(*modules: ModuleType) -> set[str]:
 
 
 EVENTS = structs_of(events) - PARTS
-ACTIONS = {each.__name__ for each in get_args(actions.Action)}
+ACTIONS = {each.__name__ for each in action_kinds()}
 
 
 def made_in(paths: Iterator[Path], *modules: ModuleType) -> set[str]:
@@ -96,6 +101,50 @@ def _made_in(tree: ast.AST, names: dict[str, str]) -> Iterator[str]:
                 yield names[ast.unparse(each)]
 
 
+def filled_in(paths: Iterator[Path], *modules: ModuleType) -> dict[str, set[str]]:
+    """Return, by struct, the fields that some source file gives a value of its own.
+
+    Fields count that stand in a call of the struct, or of `replace` for a parameter of that type.
+    """
+    kinds = {name: vars(module)[name] for module in modules for name in structs_of(module)}
+    filled: dict[str, set[str]] = {name: set() for name in kinds}
+    for path in paths:
+        tree = ast.parse(path.read_text())
+        for name, call, positional in _fillings(tree, _imported(tree, modules)):
+            fields = kinds[name].__struct_fields__
+            for place, each in enumerate(positional):
+                rest = isinstance(each, ast.Starred)
+                filled[name] |= {*(fields[place:] if rest else fields[place : place + 1])}
+            filled[name] |= {each.arg for each in call.keywords if each.arg is not None}
+            if any(each.arg is None for each in call.keywords):
+                filled[name] |= {*fields}
+    return filled
+
+
+def _fillings(
+    tree: ast.AST, names: dict[str, str]
+) -> Iterator[tuple[str, ast.Call, list[ast.expr]]]:
+    """Find the calls that make or change a struct: its name, the call, the positional fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in names:
+            yield names[ast.unparse(node.func)], node, node.args
+        elif isinstance(node, ast.FunctionDef):
+            given = {
+                each.arg: names.get(ast.unparse(each.annotation))
+                for each in node.args.args
+                if each.annotation is not None
+            }
+            for call in ast.walk(node):
+                if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("replace"):
+                    name = given.get(ast.unparse(call.args[0])) if call.args else None
+                    if name is not None:
+                        yield name, call, []
+
+
+def may_be_left_out(kind: type[msgspec.Struct]) -> set[str]:
+    return {each.name for each in msgspec.structs.fields(kind) if not each.required}
+
+
 def shell_files() -> Iterator[Path]:
     return (path for path in SUPERVISOR.rglob("*.py") if CORE not in path.parents)
 
@@ -115,6 +164,59 @@ def test_the_shell_makes_every_event_that_the_core_handles() -> None:
 
 def test_the_simulation_makes_the_events_of_the_shell_and_no_others() -> None:
     assert made_in(simulation_files(), events) - PARTS == EVENTS
+
+
+@pytest.mark.parametrize("name", sorted(structs_of(events)))
+def test_shell_and_simulation_fill_in_the_same_fields(name: str) -> None:
+    optional = may_be_left_out(vars(events)[name])
+    shell, simulation = filled_in_by_both()
+    assert shell[name] & optional == simulation[name] & optional == optional
+
+
+@cache
+def filled_in_by_both() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
+    return filled_in(shell_files(), events), filled_in(simulation_files(), events)
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("events.Persisted(1)", {"ticket"}),
+        ("events.CancelRequested([], request=1)", {"ids", "request"}),
+        ("events.CancelRequested(*given)", {"ids", "peer", "request"}),
+        ("events.CancelRequested([], **given)", {"ids", "peer", "request"}),
+        ("def f(e: events.CancelRequested): replace(e, request=1)", {"request"}),
+        ("def f(e: events.Persisted): replace(other, ticket=1)", set()),
+        ("isinstance(e, events.CancelRequested)", set()),
+    ],
+)
+def test_a_field_that_is_filled_in_is_found(source: str, found: set[str], tmp_path: Path) -> None:
+    path = tmp_path / "source.py"
+    path.write_text(f"from musterd.supervisor.core.model import events\n{source}\n")
+    assert set().union(*filled_in(iter([path]), events).values()) == found
+
+
+def test_the_core_fills_in_every_field_of_an_action() -> None:
+    filled = filled_in(CORE.rglob("*.py"), actions)
+    for name in sorted(structs_of(actions)):
+        left = may_be_left_out(vars(actions)[name]) - filled.get(name, set())
+        assert left <= FILLED_IN_BY_THE_SHELL.get(name, set()), (name, left)
+
+
+@pytest.mark.parametrize(
+    "run", [lambda: run_seed(0), Outages(0).run, Timetable(0).run, SidecarWorld(0).run]
+)
+def test_every_world_checks_the_order_of_the_actions(
+    monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]
+) -> None:
+    handle = Fleet.handle
+
+    def mixed_up(*told: Any) -> list[actions.Action]:
+        return sorted(handle(*told), key=actions.rank_of, reverse=True)
+
+    monkeypatch.setattr(Fleet, "handle", mixed_up)
+    with pytest.raises(AssertionError, match="out of order"):
+        run()
 
 
 def test_the_core_returns_every_action_there_is() -> None:

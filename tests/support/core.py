@@ -107,3 +107,10 @@ def of(kind: type[A], answer: list[Any]) -> list[A]:
 def leases_of(answer: list[Any]) -> list[Lease]:
     """Return the leases that workers are given."""
     return [lease for each in of(actions.AssignLeases, answer) for lease in each.leases]
+
+
+def action_kinds() -> set[type[actions.Action]]:
+    """Return every kind of action that the core may return."""
+    kinds = [each for each in vars(actions).values() if isinstance(each, type)]
+    found = {each for each in kinds if issubclass(each, actions.Action)} - {actions.Action}
+    return {each for each in found if not each.__name__.startswith("_")}

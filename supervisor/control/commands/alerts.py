@@ -15,6 +15,7 @@ from musterd.supervisor.api.alerts import AlertsStatus, AlertTested
 from musterd.supervisor.api.rpc import FAILED, NO_SUCH_NAME, RpcError
 from musterd.supervisor.control.answers import Methods, Pending
 from musterd.supervisor.core.model.actions import Report
+from musterd.supervisor.core.model.events import ALERTS
 from musterd.supervisor.shell import Shell
 
 TEST = "alert.test"
@@ -42,7 +43,7 @@ class AlertCommands:
 
     def _now(self) -> AlertsStatus:
         """Return what the process that lives has reported last."""
-        process = self._shell.fleet.sidecars.alerts
+        process = self._shell.fleet.sidecars[ALERTS]
         if not process.build:
             return AlertsStatus()
         pid = process.pid if process.pid == self._status.pid else 0

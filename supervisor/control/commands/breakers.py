@@ -40,5 +40,5 @@ class BreakerCommands:
             failures=breaker.failures,
             reopenings=breaker.reopenings,
             running=site.inside,
-            waiting=sum(lane.alive for lane in site.lanes if lane.room is not None),
+            waiting=sum(lane.alive for lane in site.lanes if lane.waits_among is not None),
         )

@@ -63,17 +63,17 @@ class ScheduleCommands:
         return RpcError(NO_SUCH_NAME, f"no such schedule: {name!r}: there are {known}")
 
     def _status(self, schedule: Schedule) -> ScheduleStatus:
-        policy, memory = schedule.policy, schedule.memory
+        policy, record = schedule.policy, schedule.record
         state = "active"
         if not policy.enabled:
             state = "disabled"
-        elif memory.paused:
+        elif record.paused:
             state = "paused"
-        last_state = memory.state
-        task = self._shell.fleet.tasks.get(memory.task)
+        last_state = record.state
+        task = self._shell.fleet.tasks.get(record.task)
         if task is not None:
             last_state = fleet_view.live_view(task, self._shell.now_ns()).state
-        elif memory.task and schedule.alive == memory.task:
+        elif record.task and schedule.alive == record.task:
             last_state = QUEUED
         return ScheduleStatus(
             name=policy.name,
@@ -81,11 +81,11 @@ class ScheduleCommands:
             task=policy.task,
             when=_when(schedule),
             next_at=(schedule.next_ns or 0) / 1e9 if schedule.active else 0.0,
-            last_at=memory.ran_ns / 1e9,
-            last_task=memory.task,
+            last_at=record.ran_ns / 1e9,
+            last_task=record.task,
             last_state=last_state,
-            runs=memory.runs,
-            skipped=memory.skipped,
+            runs=record.runs,
+            skipped=record.skipped,
         )
 
 

@@ -10,7 +10,7 @@ What is kept of a task. Its id in the tail, and a `Place`: its lane and the clie
 Place serves all tasks of a lane from one client, so the cost is about an id and a dict entry.
 Further clients are in `watchers`. Everything else is in the task's row in the store.
 
-Which tasks may go. Only plain ones (tasks.py): never run, unchanged since they were stored. So a
+Which tasks may go. Only plain ones (`_is_plain`): never run, unchanged since they were stored. So a
 read always returns what was put. A task with a key, an expiry or a history stays in memory, and
 only its id stands in the tail (`Task.behind`, counted in `Lane.kept`): the order of a lane holds.
 
@@ -18,7 +18,7 @@ The way back. When few tasks of a lane are left in memory (PAGES_AHEAD pages), `
 on the list of wanted pages. At the end of the event `turn` takes the next ids from each such lane,
 a Portion, and asks the store for all of them (ReadDiskTasks). The store reads while workers work;
 its answer appends the tasks to the lane. A lane that runs dry before its page arrives leaves the
-ring for a waiting room, as at a closed gate. With many lanes the pages are smaller, so that memory
+ring and waits, as at a closed gate. With many lanes the pages are smaller, so that memory
 stays bounded (PAGED_MAX).
 
 Tasks still being written are in the tail too (unwritten.py): a page ends before the first of them.
@@ -26,7 +26,7 @@ Tasks still being written are in the tail too (unwritten.py): a page ends before
 Dead entries. A task that ends while its id is in the tail, or on its way from there, leaves the id
 behind. `Level.dead` counts such entries; they are skipped on the way back, or swept.
 
-What is counted, and checked by rules.py:
+What is counted, and checked by `validate`:
 
     Lane.alive       tasks in the lane
     Lane.behind      those in the tail or on their way from it, `Lane.kept` of them in memory
@@ -34,22 +34,21 @@ What is counted, and checked by rules.py:
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from itertools import islice
 
 from msgspec import Struct
 from msgspec.structs import replace
 
-from musterd.ipc.wire.messages import CANCELLED
-from musterd.supervisor.core.disk_queue.tasks import is_plain, make_all
+from musterd.ipc.wire.messages import CANCELLED, LOW, NOT_GIVEN
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import ReadDiskTasks
-from musterd.supervisor.core.model.gates import WaitingRoom
+from musterd.supervisor.core.model.gates import WaitingLanes
 from musterd.supervisor.core.model.lanes import Lane, Level, Place
 from musterd.supervisor.core.model.ledger import RUN_PREFIX
-from musterd.supervisor.core.model.queue import PoolQueue
+from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS, PoolQueue
 from musterd.supervisor.core.model.state import State
-from musterd.supervisor.core.model.task import Task, TaskState, add_watcher
+from musterd.supervisor.core.model.task import Route, Task, TaskState, add_watcher
 
 PAGES_AHEAD = 2  # a lane with no more pages in memory orders the next one: a read takes time
 PAGED_MAX = 10_000  # tasks in the pages of all lanes: with many lanes, pages are smaller ...
@@ -70,14 +69,12 @@ class DiskQueue:
         self._end = end
         self.places: dict[str, Place] = {}  # by id: all tasks that are only on disk
         self._last: Place | None = None  # the last one made, for the next task alike
-        self.watchers: dict[
-            str, dict[bytes, None]
-        ] = {}  # by id: clients that wait besides Place.peer
+        self.watchers: dict[str, dict[bytes, None]] = {}  # by id: clients besides Place.peer
         self.used = 0  # lanes with a disk tail
         self._page_max = state.policy.page_tasks
         self._page = self._page_max
         self._wanted: dict[Lane, None] = {}  # lanes that need their next page
-        self.room = WaitingRoom()  # lanes that ran dry before their page arrived
+        self.waiting = WaitingLanes()  # lanes that ran dry before their page arrived
         self._ticket = 0
         self.reading: dict[int, list[Portion]] = {}  # by the ticket of the read
         self._cancelling: dict[int, events.CancelRequested] = {}
@@ -91,7 +88,7 @@ class DiskQueue:
         lane.behind += 1
         if lane.alive == lane.behind:
             self.check(lane)
-        if not is_plain(task):
+        if not _is_plain(task):
             task.behind = True
             lane.kept += 1
             return
@@ -123,7 +120,7 @@ class DiskQueue:
             count += 1
             size += len(task.spec.args)
         lane.behind += len(tasks)
-        lane.level.queue.out_of_memory(count, size)
+        lane.level.queue.went_to_disk(count, size)
         if lane.alive == lane.behind:
             self.check(lane)
 
@@ -289,7 +286,7 @@ class DiskQueue:
             if place is not None:
                 here.add(seq, spec, wall_ns)
                 peers.append(place.peer)
-        return {task.spec.id: task for task in make_all(self._state, here, None, peers)}
+        return {task.spec.id: task for task in _make_all(self._state, here, None, peers)}
 
     def _arrive_whole(self, portion: Portion, found: events.OnDisk) -> bool:
         """Append a page that came as it was asked for, untouched meanwhile; False if it did not."""
@@ -300,7 +297,7 @@ class DiskQueue:
         if any(place is None or place.lane is not lane for place in set(places)):
             return False
         peers = [place.peer for place in places if place is not None]
-        tasks = make_all(self._state, found, lane, peers)
+        tasks = _make_all(self._state, found, lane, peers)
         self._state.tasks.update(zip(ids, tasks, strict=True))
         lane.tasks.extend(tasks)
         for id_ in ids:
@@ -328,25 +325,23 @@ class DiskQueue:
             elif id_ in portion.asked:
                 self._lose(lane, id_)
             else:
-                lane.level.dead -= (
-                    1  # the task ended meanwhile; its id is back, from another submit
-                )
+                lane.level.dead -= 1  # the task ended; its id is back, from another submit
         self._arrived(lane, brought, size)
 
     def _arrived(self, lane: Lane, count: int, size: int) -> None:
         """Count tasks of a lane that are in memory again, with `size` bytes of arguments."""
         lane.reading = False
         lane.behind -= count
-        lane.level.queue.back_in_memory(count, size)
+        lane.level.queue.came_from_disk(count, size)
         if not self.let_in(lane) and lane.gate is not None and lane.level.queue.keeper is not None:
             lane.level.queue.keeper.pushed(lane.gate)  # tasks may not want to wait for their site
         self.check(lane)
 
     def let_in(self, lane: Lane) -> bool:
         """Return a lane that has tasks in memory to its ring; whether it waited for them."""
-        if lane.room is not self.room:
+        if lane.waits_among is not self.waiting:
             return False
-        self.room.remove(lane)
+        self.waiting.remove(lane)
         lane.level.list_again(lane)
         return True
 
@@ -425,7 +420,7 @@ class DiskQueue:
         else:
             task.watchers = self.forget(id_)
             self._state.tasks[id_] = task
-            lane.level.queue.back_in_memory(1, len(task.spec.args))
+            lane.level.queue.came_from_disk(1, len(task.spec.args))
             lane.behind -= 1
             lane.level.count(lane, -1)
             task.cancelled = True
@@ -463,3 +458,107 @@ class DiskQueue:
         for portions in self.reading.values():
             entries += sum(len(each.ids) for each in portions if each.lane.level is level)
         return entries
+
+    def validate(self) -> None:
+        """Check everything that must always hold; for tests and the simulation."""
+        on_the_way: dict[Lane, list[str]] = {}
+        for portions in self.reading.values():
+            for portion in portions:
+                on_the_way.setdefault(portion.lane, []).extend(portion.ids)
+                assert all(self.places[id_].written for id_ in portion.asked if id_ in self.places)
+        tasks = self._state.tasks
+        assert not any(id_ in tasks for id_ in self.places)
+        assert all(id_ in self.places for id_ in self.watchers)
+        behind = self._behind()
+        used = 0
+        for pool in self._state.pools.values():
+            on_disk = 0
+            for level in pool.queue.levels:
+                for lane in level.lanes.values():
+                    used += bool(lane.disk_ids)
+                    assert lane.behind == behind.pop(lane, 0), lane.key
+                    assert bool(lane.reading) == (lane in on_the_way), lane.key
+                    ids = {*(lane.disk_ids or ()), *on_the_way.get(lane, ())}
+                    here = [id_ for id_ in ids if self.is_place(lane, id_)]
+                    kept = [id_ for id_ in ids if self.kept(lane, id_) is not None]
+                    assert len(here) + len(kept) == lane.behind, lane.key
+                    assert len(kept) == lane.kept, lane.key
+                    on_disk += len(here)
+                    moves = lane.alive > lane.behind or lane.reading or self._first_unwritten(lane)
+                    assert moves or not lane.behind, lane.key
+                    waits = lane.waits_among is self.waiting
+                    assert not waits or lane.alive == lane.behind, f"{lane.key} waits for nothing"
+            assert on_disk == pool.queue.on_disk, (pool.name, on_disk, pool.queue.on_disk)
+        assert not behind, behind
+        assert used == self.used, (used, self.used)
+
+    def _behind(self) -> dict[Lane, int]:
+        """Count the tasks of each lane in its disk tail, or on their way from there."""
+        behind: dict[Lane, int] = {}
+        for place in self.places.values():
+            behind[place.lane] = behind.get(place.lane, 0) + 1
+        for task in self._state.tasks.values():
+            if task.behind:
+                assert task.lane is not None and task.state == TaskState.QUEUED, task.spec.id
+                behind[task.lane] = behind.get(task.lane, 0) + 1
+        return behind
+
+    def _first_unwritten(self, lane: Lane) -> bool:
+        """Whether the first live task of the disk tail is still being written."""
+        for id_ in lane.disk_ids or ():
+            if self.is_place(lane, id_):
+                return not self.places[id_].written
+            if self.kept(lane, id_) is not None:
+                return False
+        return False
+
+
+def _is_plain(task: Task) -> bool:
+    """Whether the row of a task, and one client that waits, is all there is to know of it."""
+    spec = task.spec
+    return not (
+        task.attempt
+        or task.crashes
+        or task.interruptions
+        or task.expires_at_ns
+        or task.cancelled
+        or task.watchers
+        or task.urged != LOW
+        or spec.key
+        or spec.id.startswith(RUN_PREFIX)
+    )
+
+
+def _make_all(
+    state: State, found: events.OnDisk, lane: Lane | None, peers: Iterable[bytes]
+) -> list[Task]:
+    """Make tasks of rows, each for its client in `peers`; queued in `lane`, if one is given."""
+    now_ns, offset_ns = state.now_ns, state.wall_offset_ns
+    if offset_ns is None:  # the wall clock cannot tell since when tasks wait
+        offset_ns = -now_ns
+    gate = lane.gate if lane is not None else None
+    specs, walls = found.specs, found.submits_wall_ns
+    routes = {name: _route(state, name) for name in {spec.name for spec in specs}}
+    queued = TaskState.QUEUED
+    return [
+        Task(
+            seq,
+            spec,
+            routes[spec.name],
+            wall_ns,
+            peer,
+            queued,
+            since_ns if (since_ns := wall_ns + spec.delay_ns - offset_ns) < now_ns else now_ns,
+            lane,
+            gate,
+        )
+        for seq, spec, wall_ns, peer in zip(found.seqs, specs, walls, peers, strict=True)
+    ]
+
+
+def _route(state: State, name: str) -> Route:
+    pool = state.pools[name.partition(".")[0]]
+    route = pool.route(name)
+    if route is None:  # the worker class has changed meanwhile: the worker has the last word
+        route = Route(pool, name, name.partition(".")[2], 0, NOT_GIVEN, UNKNOWN_COST_NS)
+    return route

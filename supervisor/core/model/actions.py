@@ -29,15 +29,15 @@ END = 3  # of the daemon
 rank_of = attrgetter("rank")  # sorts faster than a Python function
 
 
-class _Work(Struct, frozen=True):
+class Action(Struct, frozen=True):
     rank: ClassVar[int] = WORK
 
 
-class _Answer(Struct, frozen=True):
+class _Answer(Action, frozen=True):
     rank: ClassVar[int] = ANSWER
 
 
-class _End(Struct, frozen=True):
+class _End(Action, frozen=True):
     rank: ClassVar[int] = END
 
 
@@ -117,7 +117,7 @@ class ReopenRecord(Struct, frozen=True, gc=False):
     seq: int
 
 
-class Persist(_Work, frozen=True, gc=False):
+class Persist(Action, frozen=True, gc=False):
     """Write in one transaction, in this order, then answer with Persisted(ticket)."""
 
     ticket: int
@@ -137,7 +137,7 @@ class Persist(_Work, frozen=True, gc=False):
             yield from each.records()
 
 
-class CheckResent(_Work, frozen=True):
+class CheckResent(Action, frozen=True):
     """Find out which of these ids are finished; answer with ResendChecked or ResendUnknown."""
 
     submitted: TasksSubmitted
@@ -151,13 +151,13 @@ class DropRequest(_Answer, frozen=True):
     reason: str
 
 
-class Withdraw(_Work, frozen=True):
+class Withdraw(Action, frozen=True):
     """Do not write these new tasks, if they are not written yet; answer with TasksWithdrawn."""
 
     seqs: list[int]
 
 
-class FindEnded(_Work, frozen=True):
+class FindEnded(Action, frozen=True):
     """Find those of `ids` that are finished; answer with EndedFound or EndedUnknown.
 
     `rejected` goes into the answer as it is.
@@ -168,14 +168,14 @@ class FindEnded(_Work, frozen=True):
     rejected: list[Rejection]
 
 
-class ReadDiskTasks(_Work, frozen=True, gc=False):
+class ReadDiskTasks(Action, frozen=True, gc=False):
     """Read these queued tasks back; answer with DiskTasksRead, in any order."""
 
     ticket: int
     ids: list[str]
 
 
-class FindStranded(_Work, frozen=True):
+class FindStranded(Action, frozen=True):
     """Find the next unfinished tasks of a pool that is being added, in the order of their seqs;
     answer with StrandedFound."""
 
@@ -184,7 +184,7 @@ class FindStranded(_Work, frozen=True):
     after_seq: int = 0
 
 
-class LookUp(_Work, frozen=True):
+class LookUp(Action, frozen=True):
     """Send the outcomes of the finished ones to the peer; answer with LookedUp for the others."""
 
     peer: bytes
@@ -226,65 +226,65 @@ class TellProgress(_Answer, frozen=True, gc=False):
 # -- workers ----------------------------------------------------------------------------------
 
 
-class StartForkServer(_Work, frozen=True):
+class StartForkServer(Action, frozen=True):
     pool: str
     build: str = ""
 
 
-class StopForkServer(_Work, frozen=True):
+class StopForkServer(Action, frozen=True):
     pool: str
     build: str = ""
 
 
-class Declare(_Work, frozen=True):
+class Declare(Action, frozen=True):
     """Set the tasks of a pool from now on."""
 
     pool: str
     declarations: tuple[TaskDeclaration, ...]
 
 
-class KeepSpares(_Work, frozen=True):
+class KeepSpares(Action, frozen=True):
     """Keep a process ready for the next worker of these and no others, by (pool, build)."""
 
     kept: tuple[tuple[str, str], ...]
 
 
-class SpawnWorker(_Work, frozen=True):
+class SpawnWorker(Action, frozen=True):
     worker: int
     pool: str
     index: int
     build: str = ""
 
 
-class AssignLeases(_Work, frozen=True, gc=False):
+class AssignLeases(Action, frozen=True, gc=False):
     worker: int
     leases: list[Lease]
 
 
-class RecallLeases(_Work, frozen=True):
+class RecallLeases(Action, frozen=True):
     """Ask the worker to give back what it has not begun; answer with LeasesReturned."""
 
     worker: int
 
 
-class CancelRunning(_Work, frozen=True):
+class CancelRunning(Action, frozen=True):
     worker: int
     lease: int
 
 
-class StopWorker(_Work, frozen=True):
+class StopWorker(Action, frozen=True):
     """Ask the worker to finish and exit; the core keeps the deadline."""
 
     worker: int
 
 
-class TerminateWorker(_Work, frozen=True):
+class TerminateWorker(Action, frozen=True):
     """Send SIGTERM to the worker alone."""
 
     worker: int
 
 
-class KillWorker(_Work, frozen=True):
+class KillWorker(Action, frozen=True):
     """Send SIGKILL to the worker and all it started.
 
     With `dump`, ask for its stacks first and kill DUMP_PAUSE_NS later (loop/perform.py): the core
@@ -295,7 +295,7 @@ class KillWorker(_Work, frozen=True):
     dump: bool = False
 
 
-class FindState(_Work, frozen=True):
+class FindState(Action, frozen=True):
     """Send the worker the fact of this kind and key, or nothing if there is none."""
 
     worker: int
@@ -304,14 +304,14 @@ class FindState(_Work, frozen=True):
     key: str
 
 
-class AnswerState(_Work, frozen=True):
+class AnswerState(Action, frozen=True):
     """Tell the worker that its state is saved."""
 
     worker: int
     request: int
 
 
-class AnswerLock(_Work, frozen=True):
+class AnswerLock(Action, frozen=True):
     """Tell the worker that it has the lock, or who holds it, or why it will never have it."""
 
     worker: int
@@ -321,7 +321,7 @@ class AnswerLock(_Work, frozen=True):
     error: str = ""
 
 
-class AnswerWait(_Work, frozen=True):
+class AnswerWait(Action, frozen=True):
     """Tell the worker that none of the tasks its handler waits for can ever end."""
 
     worker: int
@@ -330,13 +330,13 @@ class AnswerWait(_Work, frozen=True):
     reason: str
 
 
-class ReadBoard(_Work, frozen=True):
+class ReadBoard(Action, frozen=True):
     """Read the worker's scoreboard; answer with BoardRead."""
 
     worker: int
 
 
-class ReadBoards(_Work, frozen=True):
+class ReadBoards(Action, frozen=True):
     """Read the scoreboards of these workers; answer with one BoardsRead."""
 
     workers: list[int]
@@ -345,7 +345,7 @@ class ReadBoards(_Work, frozen=True):
 # -- sidecars ---------------------------------------------------------------------------------
 
 
-class StartSidecar(_Work, frozen=True):
+class StartSidecar(Action, frozen=True):
     """Start a sidecar; answer with SidecarReady, then SidecarBeat regularly, then SidecarExited."""
 
     number: int
@@ -353,14 +353,14 @@ class StartSidecar(_Work, frozen=True):
     name: str = WEB
 
 
-class StopSidecar(_Work, frozen=True):
+class StopSidecar(Action, frozen=True):
     """Send SIGTERM to a sidecar."""
 
     number: int
     name: str = WEB
 
 
-class KillSidecar(_Work, frozen=True):
+class KillSidecar(Action, frozen=True):
     """Send SIGKILL to a sidecar."""
 
     number: int
@@ -370,7 +370,7 @@ class KillSidecar(_Work, frozen=True):
 # -- the daemon itself ------------------------------------------------------------------------
 
 
-class Report(Struct, frozen=True):
+class Report(Action, frozen=True):
     """Something an operator wants to know: one log line and one entry in `musterctl events`."""
 
     event: str  # "worker.crashed", "pool.fatal", "shutdown.phase", ...
@@ -390,7 +390,7 @@ class Report(Struct, frozen=True):
     output: str = ""  # what the worker printed last: filled in by the shell
 
     @property
-    def rank(self) -> int:
+    def rank(self) -> int:  # type: ignore[override]  # the one action whose rank depends on it
         """Keep a task's reports in their place: the log tells its life in order."""
         return WORK if self.task else REPORT
 
@@ -404,43 +404,3 @@ class RunCleanup(_End, frozen=True):
 
 class Exit(_End, frozen=True):
     """Close the store and exit."""
-
-
-Action = (
-    Persist
-    | CheckResent
-    | DropRequest
-    | Withdraw
-    | FindEnded
-    | ReadDiskTasks
-    | FindStranded
-    | LookUp
-    | TellMissing
-    | Acknowledge
-    | Deliver
-    | TellChanges
-    | StartForkServer
-    | StopForkServer
-    | Declare
-    | KeepSpares
-    | SpawnWorker
-    | AssignLeases
-    | RecallLeases
-    | CancelRunning
-    | TellProgress
-    | FindState
-    | AnswerState
-    | AnswerLock
-    | AnswerWait
-    | StopWorker
-    | TerminateWorker
-    | KillWorker
-    | ReadBoard
-    | ReadBoards
-    | StartSidecar
-    | StopSidecar
-    | KillSidecar
-    | Report
-    | RunCleanup
-    | Exit
-)

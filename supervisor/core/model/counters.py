@@ -17,39 +17,22 @@ OTHER = "other"
 Key = tuple[str, tuple[tuple[str, str], ...]]
 
 
-class Counters:
+class Counters(Struct, gc=False):
     """What a pool has done since the daemon started."""
 
-    __slots__ = (
-        "cancelled",
-        "expired",
-        "failed",
-        "fallbacks",
-        "lost",
-        "orphans",
-        "recycled",
-        "rejected",
-        "restarts",
-        "retried",
-        "submitted",
-        "succeeded",
-        "withdrawn",
-    )
-
-    def __init__(self) -> None:
-        self.submitted = 0
-        self.rejected = 0
-        self.withdrawn = 0  # of `submitted`: the store could not take them
-        self.succeeded = 0
-        self.failed = 0
-        self.fallbacks = 0  # of `succeeded`: with a last good result or a default
-        self.cancelled = 0
-        self.expired = 0
-        self.retried = 0
-        self.restarts = 0
-        self.lost: dict[Cause, int] = {}  # workers that ended unasked
-        self.orphans = 0  # processes that outlived their worker or fork server, and were ended
-        self.recycled = 0
+    submitted: int = 0
+    rejected: int = 0
+    withdrawn: int = 0  # of `submitted`: the store could not take them
+    succeeded: int = 0
+    failed: int = 0
+    fallbacks: int = 0  # of `succeeded`: with a last good result or a default
+    cancelled: int = 0
+    expired: int = 0
+    retried: int = 0
+    restarts: int = 0
+    lost: dict[Cause, int] = {}  # workers that ended unasked
+    orphans: int = 0  # processes that outlived their worker or fork server, and were ended
+    recycled: int = 0
 
 
 class Histogram:
@@ -79,13 +62,10 @@ class Series(Struct, gc=False):
     gauge: bool
 
 
-class Tally:
-    __slots__ = ("dropped", "failures", "series")
-
-    def __init__(self) -> None:
-        self.failures: dict[str, int] = {}  # failed attempts, by the type of their error
-        self.series: dict[Key, Series] = {}
-        self.dropped = 0  # samples beyond the bounds
+class Tally(Struct):
+    failures: dict[str, int] = {}  # failed attempts, by the type of their error
+    series: dict[Key, Series] = {}
+    dropped: int = 0  # samples beyond the bounds
 
     def failed(self, failure: Failure) -> None:
         """Count a failed attempt under the class of its error, without the module."""

@@ -254,6 +254,10 @@ class LeasesCompleted(Struct, frozen=True, gc=False):
     completions: list[Completion]
     samples: list[Sample] = []  # what the worker has counted meanwhile
 
+    @property
+    def leases(self) -> list[int]:
+        return [each.lease for each in self.completions]
+
 
 class LeasesReturned(Struct, frozen=True):
     """The worker had not begun these and never will."""

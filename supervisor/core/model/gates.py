@@ -3,7 +3,7 @@
 A gate stands before every lane that has a target or a resilience class. The gate is closed while
 the site's breaker is open, its rate is used up, or no place is free in the site's bulkhead or in
 that of the class. A lane that comes to the head of its ring before a closed gate leaves the ring
-for the gate's waiting room and returns when something has changed: nothing polls it meanwhile.
+for the gate's waiting lanes and returns when something has changed: nothing polls it meanwhile.
 
     closed because of      who comes back
     breaker, rate          all lanes of the gate, by a timer or when the breaker changes
@@ -21,7 +21,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from musterd.ipc.resilience.breaker import Breaker, BreakerState
-from musterd.ipc.resilience.policy import SECOND_NS, BackoffPolicy, BreakerPolicy
+from musterd.ipc.resilience.policy import SECOND_NS, BreakerPolicy
 from musterd.ipc.wire.messages import LOW, NOT_GIVEN, Failure
 from musterd.supervisor.core.model.limits import Bulkhead, RetryBudget, TokenBucket
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from musterd.supervisor.core.model.task import Task
 
 
+NO_SITE = TargetPolicy()
+
+
 class Verdict(Enum):
     """What an attempt says about its site."""
 
@@ -42,7 +45,7 @@ class Verdict(Enum):
     NOTHING = 3  # the worker died, the task was cancelled, its arguments were wrong, ...
 
 
-class WaitingRoom:
+class WaitingLanes:
     """Lanes that wait for one thing, by pool and level."""
 
     __slots__ = ("_lanes",)
@@ -56,14 +59,14 @@ class WaitingRoom:
         if levels is None:
             levels = self._lanes[queue] = [{} for _ in queue.levels]
         levels[lane.level.number][lane] = None
-        lane.room = self
+        lane.waits_among = self
 
     def remove(self, lane: Lane) -> None:
         """Remove a lane that is forgotten, or goes back to its ring."""
         queue = lane.level.queue
         levels = self._lanes[queue]
         del levels[lane.level.number][lane]
-        lane.room = None
+        lane.waits_among = None
         if not any(levels):
             del self._lanes[queue]
 
@@ -99,7 +102,7 @@ class Places:
 
     def __init__(self, bulkhead: Bulkhead) -> None:
         self.bulkhead = bulkhead
-        self.waiting = WaitingRoom()
+        self.waiting = WaitingLanes()
 
     def leave(self) -> None:
         self.bulkhead.leave()
@@ -137,7 +140,7 @@ class Site:
         self.target = target
         self.policy = policy
         self.breaker = Breaker(breaker)
-        self.places = _places(target, policy.max_concurrent)
+        self.places = resized(None, target, policy.max_concurrent, 0)
         self.bucket = TokenBucket(policy.rate, policy.burst, now_ns) if policy.rate else None
         self.rate = policy.rate
         self.budget: RetryBudget | None = None  # None: no limit on retries
@@ -146,7 +149,7 @@ class Site:
         self.budget_noted = False  # as a fact in the store
         self.debtors = Debtors()  # retries that the budget cannot pay for yet
         self.earns_at_ns = 0  # the timer for the next retry that time earns, 0 for none
-        self.waiting = WaitingRoom()  # lanes that wait for the breaker or the rate
+        self.waiting = WaitingLanes()  # lanes that wait for the breaker or the rate
         self.lanes: dict[Lane, None] = {}  # in all pools, waiting or not
         self.round = 0  # half-open rounds so far: a probe counts in its own round only
         self.inside = 0  # leases that have entered and not left
@@ -226,51 +229,26 @@ class Site:
 class Gate:
     """The way into one site for one resilience class; the site's policy goes before the class."""
 
-    __slots__ = ("policy", "shared", "site")
-
     def __init__(self, site: Site | None, policy: GatePolicy, shared: Places | None) -> None:
         self.site = site  # None: tasks of a class without a target
+        self.follow(policy, shared)
+
+    def follow(self, policy: GatePolicy, shared: Places | None) -> None:
+        """Take over the policies, which may have changed, of the class and of the site."""
         self.policy = policy
         self.shared = shared  # places of the class, which other targets share
+        own = self.site.policy if self.site is not None else NO_SITE
+        self.timeout_ns = own.timeout_ns or policy.timeout_ns  # 0: neither sets one
+        self.max_retries = own.max_retries if own.max_retries != NOT_GIVEN else policy.max_retries
+        self.backoff = own.backoff or policy.backoff
+        self.on_open = own.on_open or policy.on_open  # what a task does while the site is shut
+        self.fallback_on = own.fallback_on or policy.fallback_on  # when a task falls back
+        # Exceptions that the breaker counts; None: the usual ones, or there is no breaker.
+        of_class = policy.counts if self.site is not None else None
+        self.counts = own.counts if own.counts is not None else of_class
 
-    @property
-    def timeout_ns(self) -> int:
-        """Return the timeout; 0 if neither sets one."""
-        own = self.site.policy.timeout_ns if self.site is not None else 0
-        return own or self.policy.timeout_ns
-
-    @property
-    def max_retries(self) -> int:
-        own = self.site.policy.max_retries if self.site is not None else NOT_GIVEN
-        return own if own != NOT_GIVEN else self.policy.max_retries
-
-    @property
-    def backoff(self) -> BackoffPolicy | None:
-        own = self.site.policy.backoff if self.site is not None else None
-        return own or self.policy.backoff
-
-    @property
-    def on_open(self) -> str:
-        """Return what a task does while the site is shut; empty if neither says."""
-        own = self.site.policy.on_open if self.site is not None else ""
-        return own or self.policy.on_open
-
-    @property
-    def fallback_on(self) -> str:
-        """Return when a task falls back; empty if neither says."""
-        own = self.site.policy.fallback_on if self.site is not None else ""
-        return own or self.policy.fallback_on
-
-    @property
-    def counts(self) -> tuple[str, ...] | None:
-        """Return the exceptions that the breaker counts; None if neither says, or for no site."""
-        if self.site is None:
-            return None
-        own = self.site.policy.counts
-        return own if own is not None else self.policy.counts
-
-    def room_for(self, now_ns: int) -> WaitingRoom | None:
-        """Return the room in which a lane has to wait now; None if it may go on."""
+    def waiting_at(self, now_ns: int) -> WaitingLanes | None:
+        """Return the lanes among which a lane has to wait now; None if it may go on."""
         site = self.site
         if site is not None:
             if not site.admits(now_ns):
@@ -354,10 +332,6 @@ class Gate:
         if site is not None and site.bucket is not None and site.bucket.ready_ns(now_ns) > now_ns:
             return f"rate {site.rate:g}/s of {site.target}"
         return ""
-
-
-def _places(name: str, limit: int) -> Places | None:
-    return Places(Bulkhead(name, limit)) if limit else None
 
 
 def resized(places: Places | None, name: str, limit: int, inside: int) -> Places | None:

@@ -8,46 +8,29 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from musterd.supervisor.core.model.task import Task
 
 if TYPE_CHECKING:
-    from musterd.supervisor.core.model.gates import Gate, WaitingRoom
+    from musterd.supervisor.core.model.gates import Gate, WaitingLanes
     from musterd.supervisor.core.model.queue import PoolQueue
 
 
-class Lane:
+class Lane(Struct, eq=False):
     """The queued tasks of one target at one level."""
 
-    __slots__ = (
-        "alive",
-        "behind",
-        "disk_ids",
-        "gate",
-        "kept",
-        "key",
-        "level",
-        "reading",
-        "room",
-        "tasks",
-        "woken_from",
-    )
-
-    def __init__(self, key: str, level: Level, gate: Gate | None) -> None:
-        self.key = key
-        self.level = level
-        self.gate = gate
-        self.tasks: deque[Task] = deque()
-        self.alive = 0  # tasks that are not dead, on disk included
-        self.disk_ids: deque[str] | None = None  # ids of the tasks after `tasks` (core/disk_queue)
-        self.behind = 0  # live tasks in `disk_ids` or on their way from there
-        self.kept = 0  # those of `behind` that are in memory: only their place is on disk
-        self.reading = False  # whether some are on their way from disk
-        self.room: WaitingRoom | None = None  # where the lane waits; None: it is in the ring
-        self.woken_from: WaitingRoom | None = (
-            None  # woken for a place in a bulkhead that it may not need
-        )
+    key: str
+    level: Level
+    gate: Gate | None
+    tasks: deque[Task] = field(default_factory=deque)
+    alive: int = 0  # tasks that are not dead, on disk included
+    disk_ids: deque[str] | None = None  # ids of the tasks after `tasks` (core/disk_queue)
+    behind: int = 0  # live tasks in `disk_ids` or on their way from there
+    kept: int = 0  # those of `behind` that are in memory: only their place is on disk
+    reading: bool = False  # whether some are on their way from disk
+    waits_among: WaitingLanes | None = None  # None: the lane is in the ring
+    woken_from: WaitingLanes | None = None  # for a place in a bulkhead that it may not need
 
 
 class Place(Struct, gc=False, eq=False):
@@ -85,27 +68,27 @@ class Level:
     def count(self, lane: Lane, change: int) -> None:
         """Count tasks that came into a lane or left it."""
         lane.alive += change
-        if lane.room is None:
+        if lane.waits_among is None:
             self.size += change
             self.queue.size += change
         else:
             self.waiting += change
             self.queue.waiting += change
 
-    def park(self, lane: Lane, room: WaitingRoom) -> None:
-        """Move a lane from the head of the ring to a waiting room."""
+    def park(self, lane: Lane, waiting: WaitingLanes) -> None:
+        """Move a lane from the head of the ring to the lanes that wait for one thing."""
         assert self.ring[0] is lane
         self.ring.popleft()
         alive = lane.alive
         self.count(lane, -alive)
-        room.add(lane)
+        waiting.add(lane)
         self.count(lane, alive)
-        if lane.woken_from is room:
+        if lane.woken_from is waiting:
             lane.woken_from = None  # another lane took the place
         self.pass_on(lane)
 
     def list_again(self, lane: Lane) -> None:
-        """Put a lane that left its waiting room at the end of the ring."""
+        """Put a lane that waits no more at the end of the ring."""
         self.waiting -= lane.alive
         self.queue.waiting -= lane.alive
         self.size += lane.alive
@@ -122,10 +105,10 @@ class Level:
 
     def emptied(self, lane: Lane) -> None:
         """Take care of a lane whose last task was discarded: it must not hold a place."""
-        if lane.room is None:
+        if lane.waits_among is None:
             self.pass_on(lane)  # its entries are dropped when it comes to the head
             return
-        lane.room.remove(lane)
+        lane.waits_among.remove(lane)
         self.dead -= len(lane.tasks)
         lane.tasks.clear()
         self.clear_disk(lane)
@@ -137,9 +120,9 @@ class Level:
 
     def pass_on(self, lane: Lane) -> None:
         """Wake another lane for the place that this one does not need, or cannot use."""
-        room, lane.woken_from = lane.woken_from, None
-        if room is not None:
-            room.wake_next(self.queue)
+        waiting, lane.woken_from = lane.woken_from, None
+        if waiting is not None:
+            waiting.wake_next(self.queue)
 
     def sweep(self) -> None:
         """Drop dead entries, and lanes that had nothing else."""
@@ -151,8 +134,8 @@ class Level:
             if disk_queue is not None:
                 self.dead -= disk_queue.sweep(lane)
             if not lane.alive:
-                if lane.room is not None:
-                    lane.room.remove(lane)
+                if lane.waits_among is not None:
+                    lane.waits_among.remove(lane)
                 else:
                     self.ring.remove(lane)
                 self.forget(lane)
@@ -160,8 +143,8 @@ class Level:
     def dissolve(self) -> None:
         """Drop all lanes of a removed pool."""
         for lane in self.lanes.values():
-            if lane.room is not None:
-                lane.room.remove(lane)
+            if lane.waits_among is not None:
+                lane.waits_among.remove(lane)
             if lane.gate is not None and lane.gate.site is not None:
                 del lane.gate.site.lanes[lane]
         self.lanes.clear()
@@ -178,22 +161,22 @@ class Level:
                 tasks.popleft()
                 self.dead -= 1
             if not tasks:
-                self._out_of_memory(lane)
+                self._ran_dry(lane)
                 continue
             if lane.gate is not None:
-                room = lane.gate.room_for(now_ns)
-                if room is not None:
-                    self.park(lane, room)
+                waiting = lane.gate.waiting_at(now_ns)
+                if waiting is not None:
+                    self.park(lane, waiting)
                     self.queue.parked(lane)
                     continue
             return tasks[0]
         return None
 
-    def _out_of_memory(self, lane: Lane) -> None:
+    def _ran_dry(self, lane: Lane) -> None:
         """Drop the lane at the head if it is empty, or park it until its tasks are read."""
         disk_queue = self.queue.disk_queue
         if lane.alive and disk_queue is not None:
-            self.park(lane, disk_queue.room)
+            self.park(lane, disk_queue.waiting)
             return
         self.clear_disk(lane)
         self.ring.popleft()

@@ -100,8 +100,8 @@ class Ledger:
     def __init__(self, state: State, hooks: Hooks) -> None:
         self._state = state
         self._hooks = hooks
-        self._ticket = 0  # the last one given out
-        self._persisted = 0  # the last one that came back
+        self.last_ticket = 0  # of the last page that the store got
+        self.persisted_ticket = 0  # of the last page that is on disk
         self.pending: deque[Pending] = deque()
         self._open_page()
 
@@ -134,16 +134,6 @@ class Ledger:
                     pool = task.route.pool.name
                     counts[pool] = counts.get(pool, 0) + 1
         return counts
-
-    @property
-    def last_ticket(self) -> int:
-        """Return the ticket of the last page that the store got."""
-        return self._ticket
-
-    @property
-    def persisted_ticket(self) -> int:
-        """Return the ticket of the last page that is on disk."""
-        return self._persisted
 
     def add(self, task: Task) -> None:
         """Add a new task, which is queued once it is on disk."""
@@ -355,12 +345,12 @@ class Ledger:
     def close_page(self) -> None:
         """Turn all changes of one event into one Persist."""
         if self._added or self._bulk or self._changed or self._finished or self._facts:
-            self._ticket += 1
+            self.last_ticket += 1
             stored = self._stored
             patient = 0 < len(stored) <= PATIENT_TASKS_MAX and self._ends_follow(stored)
             self._state.out.append(
                 Persist(
-                    self._ticket,
+                    self.last_ticket,
                     self._added,
                     self._changed,
                     self._finished,
@@ -373,7 +363,7 @@ class Ledger:
             )
         elif not self._acknowledgements:
             return
-        elif self._persisted == self._ticket:
+        elif self.persisted_ticket == self.last_ticket:
             self._state.out.extend(self._acknowledgements)
             self._acknowledgements = []
             self._receipts = []
@@ -382,7 +372,7 @@ class Ledger:
         # that was submitted twice, and whose first submit is not on disk yet.
         self.pending.append(
             Pending(
-                self._ticket,
+                self.last_ticket,
                 self._stored,
                 self._ended,
                 self._acknowledgements,
@@ -401,7 +391,7 @@ class Ledger:
 
     def persisted(self, ticket: int) -> None:
         """Do what waited for this ticket and those before it."""
-        self._persisted = ticket
+        self.persisted_ticket = ticket
         deliveries: dict[bytes, list[Outcome]] = {}
         out = self._state.out
         while self.pending and self.pending[0].ticket <= ticket:

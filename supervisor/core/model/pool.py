@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from msgspec import Struct
+
 from musterd.ipc.resilience.policy import RetryPolicy
 from musterd.ipc.wire.messages import NOT_GIVEN, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.model.counters import Counters, Histogram, Tally
@@ -32,21 +34,16 @@ class RolloutPhase(StrEnum):
     ROLLING = "rolling"
 
 
-class Rollout:
+class Rollout(Struct, eq=False):
     """A rolling replacement of a pool's workers by those of another build."""
 
-    __slots__ = ("build", "declarations", "fork_server", "phase", "since_ns", "slot", "tries")
-
-    def __init__(self, build: str) -> None:
-        self.build = build
-        self.phase = RolloutPhase.LOADING
-        self.fork_server = ForkServerState.STARTING  # of the new build, until it is the pool's
-        self.since_ns = 0  # when the new fork server began to load, or came up
-        self.tries = 0
-        self.declarations: tuple[TaskDeclaration, ...] | None = (
-            None  # of the new worker class, if loaded
-        )
-        self.slot: Slot | None = None  # the slot being replaced
+    build: str
+    phase: RolloutPhase = RolloutPhase.LOADING
+    fork_server: ForkServerState = ForkServerState.STARTING  # of the new build, until committed
+    since_ns: int = 0  # when the new fork server began to load, or came up
+    tries: int = 0
+    declarations: tuple[TaskDeclaration, ...] | None = None  # of the new worker class, if loaded
+    slot: Slot | None = None  # the slot being replaced
 
     @property
     def knows(self) -> bool:
@@ -85,7 +82,7 @@ class Pool:
             disk_queue=disk_queue,
         )
         self.halt = ""  # "paused" or "drained" by an operator: core/tasks/pauses.py
-        self.slots_with_room: dict[Slot, None] = {}  # slots that can take a lease now, in turn
+        self.free_slots: dict[Slot, None] = {}  # slots that can take a lease now, in turn
         self.counters = Counters()
         self.run_times = Histogram()  # of attempts that a worker has ended
         self.wait_times = Histogram()  # of tasks, from ready to given to a worker
@@ -180,12 +177,12 @@ class Pool:
     def vacate(self) -> None:
         self.busy -= 1
 
-    def has_room(self, spec: TaskSpec) -> bool:
+    def takes(self, spec: TaskSpec) -> bool:
         """Whether the pool takes one more task."""
         queue = self.queue
         if queue.bytes + len(spec.args) > QUEUE_BYTES_MAX:
             return False
-        return queue.room(spec.priority, self.live - self.leased)
+        return queue.takes(spec.priority, self.live - self.leased)
 
     @property
     def held(self) -> int:

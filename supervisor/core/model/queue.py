@@ -9,7 +9,7 @@ task of that level has waited longer than `aging`. The lower levels take turns. 
 nothing: a lane whose task is too young keeps its place in the ring, or it would lose its turn in
 normal dispatch. Aging never changes a task's level.
 
-A lane whose gate (gates.py) is closed leaves its ring for a waiting room when it comes to the head,
+A lane whose gate (gates.py) is closed leaves its ring when it comes to the head, waits there,
 and returns to the end of the ring when the gate may have opened.
 
 Beyond a number of tasks in memory the tail of a lane is only on disk (core/disk_queue/queue.py). A
@@ -29,7 +29,7 @@ from musterd.supervisor.core.model.lanes import Lane, Level
 from musterd.supervisor.core.model.task import Task, TaskState
 
 if TYPE_CHECKING:
-    from musterd.supervisor.core.model.gates import Gate, Site, WaitingRoom
+    from musterd.supervisor.core.model.gates import Gate, Site, WaitingLanes
 
 AGING_TURN = 16  # at most one dispatch of this many goes to an aged task of a lower level
 HIGH_RESERVE_PERCENT = 5  # the last places of the queue are kept for HIGH and CRITICAL ...
@@ -59,7 +59,7 @@ class GateSource(Protocol):
 class DiskTail(Protocol):
     """Keeps the tails of lanes on disk alone: core/disk_queue/queue.py."""
 
-    room: WaitingRoom
+    waiting: WaitingLanes
 
     def put(self, lane: Lane, task: Task) -> None: ...
     def put_many(self, lane: Lane, tasks: list[Task], now_ns: int) -> None: ...
@@ -84,7 +84,7 @@ class PoolQueue:
         self.levels = [Level(self, number) for number in range(LOW + 1)]
         self.size = 0  # tasks in the rings
         self.waiting = 0  # tasks at gates
-        self.wakes = 0  # lanes that came back from a waiting room
+        self.wakes = 0  # lanes that waited and came back
         self.keeper = keeper
         self.disk_queue = disk_queue
         self.on_disk = 0  # tasks that are only on disk, in the rings and at gates
@@ -107,7 +107,7 @@ class PoolQueue:
             for level in range(LOW + 1)
         ]
 
-    def room(self, level: int, held: int) -> bool:
+    def takes(self, level: int, held: int) -> bool:
         """Whether the queue takes one more task of this level while it holds `held`."""
         return held < self._limits[level]
 
@@ -117,12 +117,12 @@ class PoolQueue:
     def leaves_memory(self, spec: TaskSpec) -> None:
         self.bytes -= len(spec.args) + TASK_BYTES
 
-    def out_of_memory(self, count: int, size: int) -> None:
+    def went_to_disk(self, count: int, size: int) -> None:
         """Count tasks, with `size` bytes of arguments, that are now only on disk."""
         self.on_disk += count
         self.bytes -= size + count * TASK_BYTES
 
-    def back_in_memory(self, count: int, size: int) -> None:
+    def came_from_disk(self, count: int, size: int) -> None:
         """Count tasks, with `size` bytes of arguments, that are in memory again."""
         self.on_disk -= count
         self.bytes += size + count * TASK_BYTES
@@ -163,7 +163,7 @@ class PoolQueue:
         self._enter(task, key).tasks.append(task)
         return True
 
-    def early_room(self, priority: int, count: int) -> tuple[Lane, int]:
+    def fit_early(self, priority: int, count: int) -> tuple[Lane, int]:
         """Return the lane for new tasks without a site, and how many of `count` fit in memory."""
         level = self.levels[priority]
         lane = level.lanes.get("") or level.open_lane("", None)
@@ -171,10 +171,10 @@ class PoolQueue:
             return lane, 0
         if self.disk_queue is None:
             return lane, count
-        room = self._resident_tasks - (self.size + self.waiting - self.on_disk)
+        places = self._resident_tasks - (self.size + self.waiting - self.on_disk)
         if self.bytes > self._resident_bytes:
-            room = 0
-        return lane, min(count, max(0, room, LANE_HEAD - len(lane.tasks)))
+            places = 0
+        return lane, min(count, max(0, places, LANE_HEAD - len(lane.tasks)))
 
     def _crowded(self, lane: Lane) -> bool:
         """Whether the next task of this lane belongs on disk."""
@@ -363,14 +363,14 @@ class PoolQueue:
                 assert lane.key == key, key
                 alive = sum(task.lane is lane for task in lane.tasks) + lane.behind
                 assert alive == lane.alive, (key, alive, lane.alive)
-                counts[lane.room is None] += alive
+                counts[lane.waits_among is None] += alive
                 dead += len(lane.tasks) + lane.behind - alive
-                assert lane.room is None or lane not in level.ring, key
+                assert lane.waits_among is None or lane not in level.ring, key
             assert counts == {True: level.size, False: level.waiting}, (counts, level.size)
             if self.disk_queue is not None:
                 dead += self.disk_queue.dead_in(level)
             assert dead == level.dead, (dead, level.dead)
-            listed = {id(lane) for lane in level.lanes.values() if lane.room is None}
+            listed = {id(lane) for lane in level.lanes.values() if lane.waits_among is None}
             assert listed == {id(lane) for lane in level.ring}
             assert len(level.ring) == len(listed)
         assert self.size == sum(level.size for level in self.levels)

@@ -94,36 +94,14 @@ class Slot:
         self.held = False  # stopped until memory allows its worker
         self.trial = False  # the first slot that is started from a new build
 
-        # The worker in the slot now; 0 for none.
-        self.worker = 0
-        self.build = ""
-        self.pid = 0
-        self.spawned_ns = 0
-        self.forked_ns = 0
-        self.ready_ns = 0
-        self.terminated = False  # SIGTERM was sent: the running task is being interrupted
-        self.killed_for = ""  # why we killed the worker, until its exit arrives
-        self.killed_cause = Cause.HUNG  # and under which cause that counts
-        self.killed_lease = 0  # the lease for which we killed it, 0 for none
-        self.pss_bytes = 0  # memory of the worker and all it started, 0 if not known
-
         # Leases, in the order in which the worker runs them: one at a time, or `width` at once.
         self.leases: dict[int, Task] = {}
-        self.width = 1
-        self.recalling = False
+        self.build = ""
+        self.spawned_ns = 0
+        self.forked_ns = 0
         self.progress_ns = 0  # when the worker last got or finished something
         self.watching = False  # a look at its progress is scheduled
-        self.deadline_ns = 0  # when to look at its scoreboard, 0 for never
-        self.idle_looks = 0  # looks in a row that found it idle although it has leases
-        self.missed = 0  # health checks in a row without a sign of life in time
-        self.returned: deque[int] = deque(maxlen=RETURNED_MAX)  # leases that the worker gave back
-
-        # How worn the worker is (core/workers/recycling.py).
-        self.worker_tasks = 0  # tasks that it has run
-        self.limit_factor = 1.0  # the share of the pool's limits at which it counts as worn
-        self.overtime = 0  # tasks that it may run beyond max_tasks
-        self.worn = ""  # why the worker is to be replaced
-        self.worn_ns = 0  # since when
+        self.forget_worker()
 
         # The history of the slot.
         self.restarts = 0
@@ -148,25 +126,28 @@ class Slot:
         return "BUSY" if self.state == SlotState.RUNNING and self.leases else str(self.state)
 
     def forget_worker(self) -> None:
+        """Begin without a worker."""
         assert not self.leases, self.leases
-        self.worker = 0
+        self.worker = 0  # its number; 0 for none
         self.pid = 0
         self.ready_ns = 0
-        self.terminated = False
-        self.killed_for = ""
-        self.killed_cause = Cause.HUNG
-        self.killed_lease = 0
-        self.pss_bytes = 0
+        self.terminated = False  # SIGTERM was sent: the running task is being interrupted
+        self.killed_for = ""  # why we killed the worker, until its exit arrives
+        self.killed_cause = Cause.HUNG  # and under which cause that counts
+        self.killed_lease = 0  # the lease for which we killed it, 0 for none
+        self.pss_bytes = 0  # memory of the worker and all it started, 0 if not known
         self.width = 1
         self.recalling = False
-        self.deadline_ns = 0
-        self.idle_looks = 0
-        self.missed = 0
-        self.returned.clear()
-        self.worker_tasks = self.overtime = 0
-        self.limit_factor = 1.0
-        self.worn = ""
-        self.worn_ns = 0
+        self.deadline_ns = 0  # when to look at its scoreboard, 0 for never
+        self.idle_looks = 0  # looks in a row that found it idle although it has leases
+        self.missed = 0  # health checks in a row without a sign of life in time
+        self.returned: deque[int] = deque(maxlen=RETURNED_MAX)  # leases that it gave back
+        # How worn the worker is (core/workers/recycling.py).
+        self.worker_tasks = 0  # tasks that it has run
+        self.limit_factor = 1.0  # the share of the pool's limits at which it counts as worn
+        self.overtime = 0  # tasks that it may run beyond max_tasks
+        self.worn = ""  # why the worker is to be replaced
+        self.worn_ns = 0  # since when
 
     def runs_returned(self, running: Iterable[int]) -> bool:
         """Whether the worker runs a lease that it says it has given back."""

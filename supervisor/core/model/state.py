@@ -4,7 +4,7 @@ from random import Random
 
 from musterd.supervisor.core.model.actions import Action, Report
 from musterd.supervisor.core.model.events import ClockRead
-from musterd.supervisor.core.model.memory import Memory
+from musterd.supervisor.core.model.memory_use import MemoryUse
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.slot import Slot
@@ -22,7 +22,7 @@ class State:
         self.pools: dict[str, Pool] = {}
         self.tasks: dict[str, Task] = {}  # by id: every task that has not ended and is in memory
         self.workers: dict[int, Slot] = {}  # by number: every process that has not ended
-        self.memory = Memory(policy.memory)
+        self.memory = MemoryUse(policy.memory)
         self.wall_offset_ns: int | None = None  # wall clock minus monotonic clock, if known
         self.intake_open = True
         self.sockets_survive = False  # at shutdown: new submits wait for the next daemon
@@ -31,9 +31,8 @@ class State:
         self.store_problem = ""  # why the store cannot write at the moment
         self.asked: dict[str, int] = {}  # ids in pending CheckResent requests, with their number
         self.ended_since: dict[str, None] = {}  # ids of `asked` that ended since
-        self.stranded: dict[
-            str, dict[bytes, None]
-        ] = {}  # clients that wait for tasks of removed pools
+        # Clients that wait for tasks of removed pools, by id.
+        self.stranded: dict[str, dict[bytes, None]] = {}
         self.cancelled_early: dict[str, None] = {}  # ids to be cancelled if they turn out to be new
 
     def clock_read(self, event: ClockRead) -> None:
@@ -57,6 +56,7 @@ class State:
         phase: str = "",
         seconds: float = 0.0,
         cause: str = "",
+        count: int = 0,
     ) -> None:
         """Report an event of a slot, a pool, a task or a target."""
         home = slot.pool if slot is not None else pool
@@ -73,5 +73,6 @@ class State:
                 reason=reason,
                 seconds=seconds,
                 cause=cause,
+                count=count,
             )
         )

@@ -1,7 +1,7 @@
 """Bulk submits: takes many tasks at once that differ only in id and arguments.
 
 A submit that needs a decision about one of its tasks (a site, a class, a key, a delay, an expiry, a
-known id, too little room in the queue) goes through intake.py, task by task.
+known id, a queue that is nearly full) goes through intake.py, task by task.
 """
 
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
@@ -60,7 +60,7 @@ def take(
         or not known.keys().isdisjoint(ids)
         or not disk_queue.places.keys().isdisjoint(ids)
         or queue.bytes + size > QUEUE_BYTES_MAX
-        or not queue.room(specs[0].priority, pool.held + count - 1)
+        or not queue.takes(specs[0].priority, pool.held + count - 1)
     ):
         return 0
     pool.live += count
@@ -70,15 +70,15 @@ def take(
     if not event.peer or pool.unstored:
         _make(state, ledger, event.peer, route, None, new)
         return last_seq + count
-    lane, room = queue.early_room(specs[0].priority, count)
-    if room:
-        _make(state, ledger, event.peer, route, lane, _part(new, 0, room))
-    if room < count:
+    lane, early = queue.fit_early(specs[0].priority, count)
+    if early:
+        _make(state, ledger, event.peer, route, lane, _part(new, 0, early))
+    if early < count:
         place = Place(lane, event.peer, written=False)
-        disk_queue.put_unwritten(lane, dict.fromkeys(ids[room:], place))
-        if room:
-            size = sum([len(spec.args) + TASK_BYTES for spec in specs[room:]])
-        ledger.add_unwritten(UnwrittenBulk(route, place, _part(new, room, count), size))
+        disk_queue.put_unwritten(lane, dict.fromkeys(ids[early:], place))
+        if early:
+            size = sum([len(spec.args) + TASK_BYTES for spec in specs[early:]])
+        ledger.add_unwritten(UnwrittenBulk(route, place, _part(new, early, count), size))
     return last_seq + count
 
 

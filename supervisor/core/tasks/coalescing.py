@@ -43,16 +43,13 @@ GOOD = "good"  # Fact.kind of last good results
 GOOD_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # a site that was shut for longer has changed
 
 
-class Group:
+class Group(Struct):
     """The live tasks of one key."""
 
-    __slots__ = ("forget", "joined", "leader", "since_ns")
-
-    def __init__(self, leader: Task, since_ns: int) -> None:
-        self.leader = leader
-        self.joined: dict[str, Task] = {}  # by id, in the order of their submits
-        self.since_ns = since_ns  # when its first task was submitted; 0: before a restart
-        self.forget = False  # the key was invalidated after the leader had begun
+    leader: Task
+    since_ns: int  # when its first task was submitted; 0: before a restart
+    joined: dict[str, Task] = {}  # by id, in the order of their submits
+    forget: bool = False  # the key was invalidated after the leader had begun
 
 
 class Recent(Struct, frozen=True, gc=False):
@@ -70,8 +67,6 @@ class Coalescing:
         self._ledger = ledger
         self._leases = leases
         cache = state.policy.cache
-        self._enabled = cache.enabled
-        self._debounces = cache.debounce
         self._groups: dict[str, Group] = {}
         self.leaving: dict[str, None] = {}  # new tasks that the store is asked to leave out
         self._recent: Lru[Recent] = Lru(cache.entries, cache.bytes)
@@ -79,8 +74,6 @@ class Coalescing:
 
     def follow(self, cache: CachePolicy) -> None:
         """Apply another policy."""
-        self._enabled = cache.enabled
-        self._debounces = cache.debounce
         self._recent.follow(cache.entries, cache.bytes)
         self._good.follow(cache.entries, cache.bytes)
 
@@ -114,7 +107,8 @@ class Coalescing:
         return remembered
 
     def _remembered(self, spec: TaskSpec, route: Route, *, alive: bool) -> Outcome | None:
-        if not self._enabled or not (spec.cache_ns or spec.debounce_ns):
+        cache = self._state.policy.cache
+        if not cache.enabled or not (spec.cache_ns or spec.debounce_ns):
             return None
         recent = self._recent.get(_name_of(spec))
         if recent is None:
@@ -124,7 +118,7 @@ class Coalescing:
         if recent.good is not None and now_ns - recent.good_ns < cache_ns:
             return recent.good
         debounce_ns = _age_ns(spec.debounce_ns, route.debounce_ns, policy.debounce_ns)
-        if not alive and self._debounces and recent.since_ns:
+        if not alive and cache.debounce and recent.since_ns:
             return recent.last if now_ns - recent.since_ns < debounce_ns else None
         return None
 
@@ -214,7 +208,7 @@ class Coalescing:
         if group is None and not wanted:
             return
         name = _name_of(spec)
-        if group is not None and self._enabled:
+        if group is not None and self._state.policy.cache.enabled:
             recent = Recent(outcome, group.since_ns, outcome, self._state.now_ns)
             if not succeeded:
                 former = self._recent.get(name)

@@ -231,7 +231,7 @@ class Endings:
         poison = False
         shared = sum(lease in slot.leases for lease in began) > 1
         suspects = shared and not stopped and (bool(slot.killed_lease) or not slot.killed_for)
-        slot.pool.slots_with_room.pop(slot, None)
+        slot.pool.free_slots.pop(slot, None)
         if slot.leases:
             slot.pool.vacate()
         for lease, task in reversed(list(slot.leases.items())):

@@ -11,15 +11,13 @@ failed, or with a fallback, which is the last good result of its key or else the
 submit. The ledger decides about the fallback of a task that has failed for good.
 """
 
-from typing import Protocol
-
 from msgspec import Struct, msgpack
 
 from musterd.ipc.resilience.breaker import BreakerState
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import FAILED, SUCCEEDED, Failure, TaskSpec
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.gates import Gate, Places, Site, _places, resized
+from musterd.supervisor.core.model.gates import Gate, Places, Site, resized
 from musterd.supervisor.core.model.hooks import Hooks
 from musterd.supervisor.core.model.lanes import Lane
 from musterd.supervisor.core.model.ledger import Ledger
@@ -32,22 +30,7 @@ OPEN = "open"  # Failure.kind of a task that ended because its site was shut
 KIND = "breaker"  # Fact.kind of breakers
 BUDGET = "retry-budget"  # Fact.kind of the retries that a site has left
 
-WAIT, FAIL, FALLBACK = "wait", "fail", "fallback"
-
-
-class End(Protocol):
-    """The signature of Leases.end_queued."""
-
-    def __call__(
-        self,
-        task: Task,
-        state: str,
-        *,
-        value: bytes = b"",
-        failure: Failure | None = None,
-        stale: bool = False,
-        fallback: bool = False,
-    ) -> None: ...
+WAIT, FALLBACK = "wait", "fallback"
 
 
 class SavedBreaker(Struct, array_like=True, frozen=True):
@@ -66,7 +49,7 @@ class Gatekeeper:
         self._state = state
         self._ledger = ledger
         self._hooks = hooks
-        self._sites: dict[str, Site] = {}
+        self.sites: dict[str, Site] = {}
         self._gates: dict[tuple[str, str], Gate] = {}
         self._shared: dict[str, Places | None] = {}
         self._sweep_at = SITES_MAX  # number of sites at which some are forgotten
@@ -92,7 +75,8 @@ class Gatekeeper:
             policy = self._state.policy.classes.get(name, self._no_class)
             site = self.site(target, name) if target else None
             if name not in self._shared:
-                self._shared[name] = _places(f"class {name}", policy.max_concurrent)
+                limit = policy.max_concurrent
+                self._shared[name] = resized(None, f"class {name}", limit, 0)
             gate = self._gates[target, name] = Gate(site, policy, self._shared[name])
         return gate
 
@@ -100,14 +84,14 @@ class Gatekeeper:
         """Return the site. Its breaker is that of its own configuration, else of the first class
         that a task for it names, else the default one."""
         policy = self._state.policy
-        site = self._sites.get(target)
+        site = self.sites.get(target)
         if site is None:
             known = policy.targets.get(target, policy.target)
             site = Site(target, known, known.breaker or policy.breaker, self._state.now_ns)
             site.settled = known.breaker is not None
-            if len(self._sites) >= self._sweep_at:
+            if len(self.sites) >= self._sweep_at:
                 self._forget_some()
-            self._sites[target] = site
+            self.sites[target] = site
             name = known.policy or name
         if name and not site.settled:
             site.settled = True
@@ -120,7 +104,7 @@ class Gatekeeper:
         """Apply another policy. Queued tasks keep the class they were queued with."""
         policy, now_ns = self._state.policy, self._state.now_ns
         said = {key: gate.on_open for key, gate in self._gates.items()}
-        for target, site in list(self._sites.items()):
+        for target, site in list(self.sites.items()):
             known = policy.targets.get(target, policy.target)
             name = known.policy or site.settled_by
             of_class = policy.class_breakers.get(name, policy.breaker)
@@ -144,15 +128,13 @@ class Gatekeeper:
                 self._shared[name], f"class {name}", each.max_concurrent, inside.get(name, 0)
             )
         for (target, name), gate in self._gates.items():
-            if name:
-                gate.policy = classes[name]
-                gate.shared = self._shared[name]
+            gate.follow(classes.get(name, gate.policy), self._shared[name])
             self._mixed = self._mixed or gate.on_open != said[target, name]
 
     def _forget_some(self) -> None:
         """Forget sites: those with nothing to lose, then the oldest that no task waits for."""
         now_ns = self._state.now_ns
-        sites = {name: site for name, site in self._sites.items() if not site.forgettable(now_ns)}
+        sites = {name: site for name, site in self.sites.items() if not site.forgettable(now_ns)}
         spare = len(sites) - SITES_MAX // 2
         for target in [name for name, site in sites.items() if site.idle and not site.held]:
             if spare <= 0:
@@ -163,7 +145,7 @@ class Gatekeeper:
                 self._ledger.remember(KIND, target, None)
             if site.budget_noted:
                 self._ledger.remember(BUDGET, target, None)
-        self._sites = sites
+        self.sites = sites
         # Sites in use stay, and there may be one for each task: look again only when there are
         # twice as many.
         self._sweep_at = max(SITES_MAX, 2 * len(sites))
@@ -210,7 +192,7 @@ class Gatekeeper:
 
     # -- after each event ---------------------------------------------------------------------
 
-    def settle(self, end: End) -> bool:
+    def settle(self) -> bool:
         """Report changed breakers, and end tasks that do not wait for a shut site.
 
         Return whether there was a site to look at.
@@ -225,7 +207,7 @@ class Gatekeeper:
                 self._hooks.earned(site)
             if site.shut(self._state.now_ns):
                 for lane in list(site.lanes):
-                    self._end_impatient(site, lane, end)
+                    self._end_impatient(lane)
         return True
 
     def _changed(self, site: Site) -> None:
@@ -252,7 +234,8 @@ class Gatekeeper:
             value = msgpack.encode(saved)
         self._ledger.remember(KIND, site.target, value)
 
-    def _end_impatient(self, site: Site, lane: Lane, end: End) -> None:
+    def _end_impatient(self, lane: Lane) -> None:
+        """End the tasks of a lane that do not wait for its site, which is shut."""
         first = next((task for task in lane.tasks if task.lane is lane), None)
         if first is None or first.gate is None:
             return
@@ -263,21 +246,19 @@ class Gatekeeper:
             policy = task.on_open
             if task.lane is not lane or policy == WAIT:
                 continue
-            if policy == FALLBACK and self._fall_back(task, end):
-                continue
+            task.route.pool.queue.discard(task)
             message = f"the {why}"
             if policy == FALLBACK:
+                good, brought = self._hooks.last_good(task.spec), task.spec.fallback
+                value = good if good is not None else brought
+                if value is not None:
+                    stale = good is not None
+                    self._ledger.finish(
+                        task, SUCCEEDED, value=value, stale=stale, fallback=not stale
+                    )
+                    continue
                 message += ", and there is no last good result and no fallback"
-            end(task, FAILED, failure=Failure(OPEN, message=message))
-
-    def _fall_back(self, task: Task, end: End) -> bool:
-        """End a task with the last good result or its fallback; return whether it has one."""
-        good, brought = self._hooks.last_good(task.spec), task.spec.fallback
-        if good is not None:
-            end(task, SUCCEEDED, value=good, stale=True)
-        elif brought is not None:
-            end(task, SUCCEEDED, value=brought, fallback=True)
-        return good is not None or brought is not None
+            self._ledger.finish(task, FAILED, failure=Failure(OPEN, message=message))
 
     # -- a restart, and a person's word -------------------------------------------------------
 
@@ -313,13 +294,9 @@ class Gatekeeper:
         site.waiting.wake_all()
         self.touch(site)
 
-    @property
-    def sites(self) -> dict[str, Site]:
-        return self._sites
-
     def validate(self) -> None:
         """Check everything that must always hold; for tests and the simulation."""
-        for site in self._sites.values():
+        for site in self.sites.values():
             assert site.inside >= 0, site.target
             assert site.breaker.probes >= 0, site.target
             assert not site.earned, site.target

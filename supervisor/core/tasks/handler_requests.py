@@ -33,13 +33,10 @@ class Waiter(Struct, frozen=True, gc=False):
     until_ns: int
 
 
-class Lock:
-    __slots__ = ("holder", "lease", "waiters")
-
-    def __init__(self, lease: int, holder: str) -> None:
-        self.lease = lease
-        self.holder = holder
-        self.waiters: dict[int, Waiter] = {}  # by lease, in the order of the requests
+class Lock(Struct):
+    lease: int
+    holder: str
+    waiters: dict[int, Waiter] = {}  # by lease, in the order of the requests
 
 
 class Interest(Struct, frozen=True):
@@ -54,7 +51,7 @@ class HandlerRequests:
         self._state = state
         self._ledger = ledger
         self._coalescing = coalescing
-        self._locks: dict[str, Lock] = {}
+        self.locks: dict[str, Lock] = {}  # that are held, by name
         self._interests: dict[int, Interest] = {}  # by lease
         self._due_ns = 0  # when the first waiter's time is over, 0 for none
 
@@ -118,20 +115,15 @@ class HandlerRequests:
 
     # -- locks --------------------------------------------------------------------------------
 
-    @property
-    def locks(self) -> dict[str, Lock]:
-        """Return the locks that are held, by name."""
-        return self._locks
-
     def lock_wanted(self, event: events.LockWanted) -> None:
         found = self._holder(event.worker, event.lease)
         if found is None:
             return
         slot, task = found
         name = f"{slot.name} (task {task.spec.id})"
-        lock = self._locks.get(event.name)
-        if lock is None and len(self._locks) < LOCKS_MAX:
-            self._locks[event.name] = Lock(event.lease, name)
+        lock = self.locks.get(event.name)
+        if lock is None and len(self.locks) < LOCKS_MAX:
+            self.locks[event.name] = Lock(event.lease, name)
             self._note(event)
             self._state.out.append(AnswerLock(event.worker, event.request, True))
         elif lock is None:
@@ -163,25 +155,16 @@ class HandlerRequests:
             self._forget(event.lease, event.name)
             self._release(event.name, event.lease)
 
-    def leases_completed(self, event: events.LeasesCompleted) -> None:
-        """Release the locks of completed leases."""
-        if self._interests:
-            self._let_go_of(event.worker, [each.lease for each in event.completions])
-
-    def leases_returned(self, event: events.LeasesReturned) -> None:
-        """Release the locks of leases that were given back."""
-        if self._interests:
-            self._let_go_of(event.worker, event.leases)
+    def leases_over(self, event: events.LeasesCompleted | events.LeasesReturned) -> None:
+        """Release the locks of leases that have ended or were given back."""
+        for lease in event.leases if self._interests else ():
+            if self._interest(event.worker, lease) is not None:
+                self._let_go(lease)
 
     def _interest(self, worker: int, lease: int) -> Interest | None:
         """Return the locks of a lease, if it is that worker's: no worker speaks for another."""
         interest = self._interests.get(lease)
         return interest if interest is not None and interest.worker == worker else None
-
-    def _let_go_of(self, worker: int, leases: list[int]) -> None:
-        for lease in leases:
-            if self._interest(worker, lease) is not None:
-                self._let_go(lease)
 
     def worker_exited(self, event: events.WorkerExited) -> None:
         for lease, interest in list(self._interests.items()):
@@ -189,18 +172,16 @@ class HandlerRequests:
                 self._let_go(lease)
 
     def _let_go(self, lease: int) -> None:
-        interest = self._interests.pop(lease, None)
-        if interest is not None:
-            for name in interest.names:
-                self._release(name, lease)
+        for name in self._interests.pop(lease).names:
+            self._release(name, lease)
 
     def _release(self, name: str, lease: int) -> None:
-        lock = self._locks[name]
+        lock = self.locks[name]
         if lock.lease != lease:
             del lock.waiters[lease]
             return
         if not lock.waiters:
-            del self._locks[name]
+            del self.locks[name]
             return
         lock.lease = next(iter(lock.waiters))
         waiter = lock.waiters.pop(lock.lease)
@@ -224,7 +205,7 @@ class HandlerRequests:
             return  # a sooner timer took its place
         self._due_ns = 0
         now_ns = self._state.now_ns
-        for name, lock in self._locks.items():
+        for name, lock in self.locks.items():
             for lease, waiter in list(lock.waiters.items()):
                 if waiter.until_ns <= now_ns:
                     del lock.waiters[lease]
@@ -237,7 +218,7 @@ class HandlerRequests:
     def validate(self) -> None:
         """Check that every lock and every wait belongs to a lease under way."""
         noted = {(lease, name) for lease, each in self._interests.items() for name in each.names}
-        for name, lock in self._locks.items():
+        for name, lock in self.locks.items():
             for lease in (lock.lease, *lock.waiters):
                 assert (lease, name) in noted, (name, lease)
                 noted.discard((lease, name))

@@ -34,8 +34,8 @@ from musterd.supervisor.core.tasks.pauses import DRAINED
 from musterd.supervisor.core.tasks.refusals import (
     UNREADABLE,
     id_taken,
-    no_room,
     not_known,
+    not_now,
     unknown_class,
     unknown_task,
 )
@@ -218,7 +218,7 @@ class Intake:
         if spec.policy and spec.policy not in state.policy.classes:
             return unknown_class(spec, state)
         if state.store_problem:
-            return no_room(spec, pool, state)
+            return not_now(spec, pool, state)
         answer: Outcome | None = None
         if spec.key and state.intake_open:
             asks = structs.replace(spec, cache_ns=0, debounce_ns=0) if fresh else spec
@@ -227,10 +227,10 @@ class Intake:
                 pool.counters.rejected += 1
                 return found
             answer = found
-        # A task that is answered at once needs no room.
+        # A task that is answered at once is not queued.
         is_open = state.intake_open and pool.halt != DRAINED
-        if answer is None and not (is_open and pool.has_room(spec)):
-            return no_room(spec, pool, state)
+        if answer is None and not (is_open and pool.takes(spec)):
+            return not_now(spec, pool, state)
         self._seq += 1
         task = Task(self._seq, spec, route, event.wall_ns, event.peer)
         if spec.expires_ns:

@@ -17,7 +17,7 @@ that moment, so the board is read whenever a deadline could have passed.
 from collections.abc import Callable
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
-from musterd.ipc.wire.messages import CANCELLED, EXPIRED, NOT_GIVEN, Failure, Lease
+from musterd.ipc.wire.messages import CANCELLED, EXPIRED, NOT_GIVEN, Lease
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import (
     AssignLeases,
@@ -154,22 +154,6 @@ class Leases:
             pool.queue.discard(task)
         self._ledger.finish(task, state)
 
-    def end_queued(
-        self,
-        task: Task,
-        state: str,
-        *,
-        value: bytes = b"",
-        failure: Failure | None = None,
-        stale: bool = False,
-        fallback: bool = False,
-    ) -> None:
-        """End a queued task that need not or must not run."""
-        task.route.pool.queue.discard(task)
-        self._ledger.finish(
-            task, state, value=value, failure=failure, stale=stale, fallback=fallback
-        )
-
     def interrupt(self, task: Task) -> None:
         """End a task that a worker holds: ask the worker, and kill it if it ignores that."""
         slot = task.slot
@@ -187,7 +171,7 @@ class Leases:
     def kill(self, slot: Slot, why: str, lease: int, cause: Cause = Cause.HUNG) -> None:
         """Kill a worker that ignores orders; `lease` is the one to blame, 0 for none."""
         if not slot.killed_for:
-            slot.pool.slots_with_room.pop(slot, None)
+            slot.pool.free_slots.pop(slot, None)
             slot.killed_for = why
             slot.killed_cause = cause
             slot.killed_lease = lease
@@ -196,7 +180,7 @@ class Leases:
     # -- giving work --------------------------------------------------------------------------
 
     def feed(self, slot: Slot) -> None:
-        """Let a slot take part in dispatch if it has room."""
+        """Let a slot take part in dispatch if it takes one more task."""
         if (
             slot.state != SlotState.RUNNING
             or slot.recalling
@@ -204,11 +188,11 @@ class Leases:
             or slot.halt
             or (slot.pool.policy.max_tasks and slot.spent)
         ):
-            slot.pool.slots_with_room.pop(slot, None)
-        elif not slot.leases or self._room(slot):
-            slot.pool.slots_with_room[slot] = None
+            slot.pool.free_slots.pop(slot, None)
+        elif not slot.leases or self._takes_more(slot):
+            slot.pool.free_slots[slot] = None
 
-    def _room(self, slot: Slot) -> bool:
+    def _takes_more(self, slot: Slot) -> bool:
         if slot.pool.width > 1:
             oldest = next(iter(slot.leases.values()))
             return len(slot.leases) < slot.width and not (oldest.alone or slot.spent)
@@ -225,46 +209,46 @@ class Leases:
         return sum([task.route.cost_ns for task in slot.leases.values()])
 
     def dispatch(self, pool: Pool) -> None:
-        """Give queued tasks to the slots that have room, spread evenly over them."""
-        queue, slots_with_room = pool.queue, pool.slots_with_room
+        """Give queued tasks to the free slots, spread evenly over them."""
+        queue, free_slots = pool.queue, pool.free_slots
         if pool.width > 1:
             self._spread(pool)
             return
-        while queue.size and slots_with_room:
-            # A slot with room left after its share waits for the next round.
-            share = -(-queue.size // len(slots_with_room))
-            all_busy = all(slot.leases for slot in slots_with_room)
-            for slot in list(slots_with_room):
+        while queue.size and free_slots:
+            # A slot that is free after its share waits for the next round.
+            share = -(-queue.size // len(free_slots))
+            all_busy = all(slot.leases for slot in free_slots)
+            for slot in list(free_slots):
                 if not queue.size:
                     break
-                room = min(WINDOW_MAX - len(slot.leases), slot.tasks_left)
+                places = min(WINDOW_MAX - len(slot.leases), slot.tasks_left)
                 budget_ns = WINDOW_NS - self._outstanding_ns(slot) if slot.leases else WINDOW_NS
                 tasks = queue.take(
                     self._state.now_ns,
-                    min(share, room),
+                    min(share, places),
                     budget_ns,
                     idle=not slot.leases,
-                    count_max=room if all_busy or not slot.leases else 0,
+                    count_max=places if all_busy or not slot.leases else 0,
                 )
                 if not tasks and not slot.leases:
                     return  # all tasks left wait at gates
-                del slots_with_room[slot]
+                del free_slots[slot]
                 if tasks:
                     self._lease(slot, tasks)
-                    if self._room(slot):
-                        slots_with_room[slot] = None
+                    if self._takes_more(slot):
+                        free_slots[slot] = None
 
     def _spread(self, pool: Pool) -> None:
         """Give tasks to workers that run several at once: one by one, to the least busy."""
-        queue, slots_with_room = pool.queue, pool.slots_with_room
-        while queue.size and slots_with_room:
-            slot = min(slots_with_room, key=lambda each: len(each.leases))
+        queue, free_slots = pool.queue, pool.free_slots
+        while queue.size and free_slots:
+            slot = min(free_slots, key=lambda each: len(each.leases))
             tasks = queue.take(self._state.now_ns, 1, WINDOW_NS, idle=True, alone=not slot.leases)
             if not tasks:
                 return  # all tasks left wait at gates, or for an idle worker
             self._lease(slot, tasks)
-            if not self._room(slot):
-                del slots_with_room[slot]
+            if not self._takes_more(slot):
+                del free_slots[slot]
 
     def _lease(self, slot: Slot, tasks: list[Task]) -> None:
         now_ns = self._state.now_ns
@@ -342,7 +326,7 @@ class Leases:
         oldest = next(iter(slot.leases.values()))
         if not oldest.begun_recorded:
             self._ledger.change(oldest, begun=True)
-        slot.pool.slots_with_room.pop(slot, None)
+        slot.pool.free_slots.pop(slot, None)
         if len(slot.leases) > 1 and not slot.recalling and slot.state == SlotState.RUNNING:
             slot.recalling = True
             self._state.out.append(RecallLeases(worker))

@@ -72,7 +72,7 @@ def not_known(spec: TaskSpec) -> Rejection:
     )
 
 
-def no_room(spec: TaskSpec, pool: Pool, state: State) -> Rejection:
+def not_now(spec: TaskSpec, pool: Pool, state: State) -> Rejection:
     """Refuse for now: the daemon ends, the disk fails, the pool is drained or its queue full."""
     pool.counters.rejected += 1
     retry_ns = QUEUE_FULL_RETRY_NS

@@ -30,7 +30,7 @@ from musterd.supervisor.core.tasks.leases import Leases
 # Only a task whose pool is gone keeps such a fact for long, as with a cancel.
 UNPAID_TTL_NS = 30 * 24 * 3600 * SECOND_NS
 BUDGET_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # after a week without a retry the budget begins anew
-MESSAGE_CHARS_MAX = FAILURE_CHARS_MAX - 1000  # leaves room for why the task ended
+MESSAGE_CHARS_MAX = FAILURE_CHARS_MAX - 1000  # leaves space for why the task ended
 UNKNOWN_ERROR = Failure(ERROR, message="its errors are with its failed attempts")
 
 

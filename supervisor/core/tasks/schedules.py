@@ -1,7 +1,7 @@
 """Schedules: create one task for each instant, or report why not.
 
-One fact is kept for each schedule (`Memory`). Its `last_ns` is the instant up to which all instants
-are settled: run, or skipped and counted. `last_ns` moves in the transaction that adds the task, so
+One fact is kept for each schedule (`ScheduleRecord`). All instants up to its `last_ns` are settled:
+run, or skipped and counted. `last_ns` moves in the transaction that adds the task, so
 a crash leaves either both or none. The task's id is made of schedule and instant.
 
 ClockRead tells the wall clock once a second, so a clock that was set and a machine that slept are
@@ -11,8 +11,8 @@ Between two readings the monotonic clock counts on. A timer is set only for inst
 two readings, so no timer outlives a change of the clock for long.
 
 Counted and reported instead of run: instants that `catch_up` leaves out, instants during the last
-run (`overlap = false`; with `catch_up = "all"` they wait for their turn), instants for which the
-queue has no room. No task is created during a shutdown, while the store cannot write and while the
+run (`overlap = false`; with `catch_up = "all"` they wait for their turn), instants at which
+the queue is full. No task is created during a shutdown, while the store cannot write and while the
 pool is drained: that is downtime.
 """
 
@@ -51,7 +51,7 @@ RETRIED_MAX = 100
 REPORT_GAP_NS = 60 * SECOND_NS
 
 
-class Memory(Struct, array_like=True):
+class ScheduleRecord(Struct, array_like=True):
     """The state of a schedule that survives restarts."""
 
     plan: str  # task and timing: another plan begins anew
@@ -69,18 +69,14 @@ class Memory(Struct, array_like=True):
     changed: str = ""  # id of the last run whose result changed, to `digest`
 
 
-_decode = msgspec.msgpack.Decoder(Memory).decode
+_decode = msgspec.msgpack.Decoder(ScheduleRecord).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 
 class Schedule:
-    __slots__ = (
-        "armed_ns", "memory", "next_ns", "policy", "reported_ns", "reset_ns", "unreported", "why",
-    )  # fmt: skip
-
     def __init__(self, policy: SchedulePolicy) -> None:
         self.policy = policy
-        self.memory = Memory(f"{policy.task} {policy.timing}")
+        self.record = ScheduleRecord(f"{policy.task} {policy.timing}")
         self.next_ns: int | None = None  # the instant after `last_ns`
         self.armed_ns = 0  # the instant a timer is set for
         self.unreported = 0  # skipped runs that were not reported yet
@@ -90,19 +86,19 @@ class Schedule:
 
     @property
     def active(self) -> bool:
-        return self.policy.enabled and not self.memory.paused
+        return self.policy.enabled and not self.record.paused
 
     @property
     def alive(self) -> str:
         """Return the id of a live run: the newest, or one that was retried by hand."""
-        memory = self.memory
-        if memory.task and not memory.state:
-            return memory.task
-        return memory.retried[0] if memory.retried else ""
+        record = self.record
+        if record.task and not record.state:
+            return record.task
+        return record.retried[0] if record.retried else ""
 
     def settle(self, instant_ns: int) -> None:
         """Settle all instants up to this one."""
-        self.memory.last_ns = instant_ns
+        self.record.last_ns = instant_ns
         self.next_ns = self.policy.timing.next_after(instant_ns)
 
 
@@ -111,7 +107,6 @@ class Schedules:
         self._state = state
         self._ledger = ledger
         self._intake = intake
-        self._offset_ns: int | None = None  # of the wall clock to the monotonic one
         self.by_name = {policy.name: Schedule(policy) for policy in state.policy.schedules}
 
     # -- what it is told ----------------------------------------------------------------------
@@ -124,22 +119,24 @@ class Schedules:
                 self._ledger.remember(FACT, name, None)  # no longer in the configuration
                 continue
             try:
-                memory = _decode(value)
+                record = _decode(value)
             except msgspec.MsgspecError as error:
                 why = f"what was stored of it cannot be read ({error}): it begins anew"
                 self._report(schedule, "schedule.reset", "error", reason=why)
                 continue
-            self._restore(schedule, memory)
+            self._restore(schedule, record)
 
-    def _restore(self, schedule: Schedule, memory: Memory) -> None:
-        if memory.plan != schedule.memory.plan:
-            memory = Memory(schedule.memory.plan, turn=memory.turn + 1, paused=memory.paused)
+    def _restore(self, schedule: Schedule, record: ScheduleRecord) -> None:
+        if record.plan != schedule.record.plan:
+            record = ScheduleRecord(
+                schedule.record.plan, turn=record.turn + 1, paused=record.paused
+            )
         if not schedule.policy.enabled:
-            memory.last_ns = 0  # instants while it was disabled are not caught up with
-        schedule.memory = memory
-        if memory.last_ns:
-            schedule.settle(memory.last_ns)
-        if memory.untold:
+            record.last_ns = 0  # instants while it was disabled are not caught up with
+        schedule.record = record
+        if record.last_ns:
+            schedule.settle(record.last_ns)
+        if record.untold:
             self._ledger.tell(self._changed(schedule))
         self._write(schedule)
 
@@ -157,23 +154,22 @@ class Schedules:
                 self._replan(schedule, policy)
 
     def _replan(self, schedule: Schedule, policy: SchedulePolicy) -> None:
-        memory, plan = schedule.memory, f"{policy.task} {policy.timing}"
-        if memory.plan != plan:  # begins anew, but a live run still counts
-            run = (memory.task, memory.ran_ns, memory.state)
-            memory = Memory(plan, 0, memory.turn + 1, memory.paused, *run)
+        record, plan = schedule.record, f"{policy.task} {policy.timing}"
+        if record.plan != plan:  # begins anew, but a live run still counts
+            run = (record.task, record.ran_ns, record.state)
+            record = ScheduleRecord(plan, 0, record.turn + 1, record.paused, *run)
         if not policy.enabled:
-            memory.last_ns = 0  # instants while it was disabled are not caught up with
-        schedule.policy, schedule.memory = policy, memory
+            record.last_ns = 0  # instants while it was disabled are not caught up with
+        schedule.policy, schedule.record = policy, record
         schedule.next_ns, schedule.armed_ns = None, 0
-        if memory.last_ns:
-            schedule.settle(memory.last_ns)
+        if record.last_ns:
+            schedule.settle(record.last_ns)
         self._write(schedule)
 
-    def clock_read(self, event: events.ClockRead) -> None:
-        self._offset_ns = event.wall_ns - self._state.now_ns
+    def clock_read(self, _: events.ClockRead) -> None:
         for schedule in self.by_name.values():
-            if schedule.memory.untold and self._ledger.settled:
-                schedule.memory.untold = ""  # the transaction of the report is on disk
+            if schedule.record.untold and self._ledger.settled:
+                schedule.record.untold = ""  # the transaction of the report is on disk
                 self._write(schedule)
             self._tell_skipped(schedule)
             self._look(schedule)
@@ -186,19 +182,19 @@ class Schedules:
     def pause(self, event: events.SchedulePauseRequested) -> None:
         schedule = self.by_name.get(event.name)
         rejected = [] if schedule is not None else [self._unknown(event.name)]
-        if schedule is not None and schedule.memory.paused != event.paused:
-            schedule.memory.paused = event.paused
+        if schedule is not None and schedule.record.paused != event.paused:
+            schedule.record.paused = event.paused
             if not event.paused:  # instants of the pause are not caught up with
-                schedule.settle(max(schedule.memory.last_ns, self._wall_ns()))
+                schedule.settle(max(schedule.record.last_ns, self._wall_ns()))
             self._write(schedule)
             self._report(schedule, "schedule.paused" if event.paused else "schedule.resumed")
         self._ledger.tell(Acknowledge(event.peer, 0, rejected))
 
     def followed(self, event: events.ChangesFollowed) -> None:
         changes = [
-            Change(name, schedule.memory.changed, schedule.memory.digest)
+            Change(name, schedule.record.changed, schedule.record.digest)
             for name, schedule in self.by_name.items()
-            if schedule.memory.changed
+            if schedule.record.changed
         ]
         self._ledger.tell(TellChanges(event.peer, changes))
 
@@ -227,21 +223,21 @@ class Schedules:
     # -- the clock ----------------------------------------------------------------------------
 
     def _wall_ns(self) -> int:
-        assert self._offset_ns is not None, "the clock has not been read"
-        return self._state.now_ns + self._offset_ns
+        assert self._state.wall_offset_ns is not None, "the clock has not been read"
+        return self._state.wall_ns()
 
     def _begin(self, schedule: Schedule) -> None:
         """Begin now, without the instants before."""
-        if schedule.memory.last_ns > self._wall_ns():
-            schedule.memory.turn += 1
+        if schedule.record.last_ns > self._wall_ns():
+            schedule.record.turn += 1
         schedule.settle(self._wall_ns())
 
     def _look(self, schedule: Schedule) -> None:
         """Run what is due, or set a timer."""
         if not schedule.active or not self._state.intake_open or self._state.store_problem:
             return
-        wall_ns, memory = self._wall_ns(), schedule.memory
-        if not memory.last_ns or self._stepped_back(schedule, memory.last_ns - wall_ns):
+        wall_ns, record = self._wall_ns(), schedule.record
+        if not record.last_ns or self._stepped_back(schedule, record.last_ns - wall_ns):
             self._begin(schedule)
             self._write(schedule)
         if schedule.next_ns is None:
@@ -301,7 +297,7 @@ class Schedules:
     def _catch_up(self, schedule: Schedule, wall_ns: int) -> None:
         """Run or skip the instants that are due, as the policy says."""
         policy = schedule.policy
-        due = policy.timing.due(schedule.memory.last_ns, wall_ns, CATCH_UP_MAX)
+        due = policy.timing.due(schedule.record.last_ns, wall_ns, CATCH_UP_MAX)
         left_out = due.older
         newest = due.instants[-1]
         runs = due.instants
@@ -331,9 +327,9 @@ class Schedules:
         self, schedule: Schedule, instant_ns: int, *, by_hand: bool = False
     ) -> Rejection | None:
         """Create the task of this instant, or say why not."""
-        policy, memory = schedule.policy, schedule.memory
-        before = (memory.task, memory.ran_ns, memory.state)
-        turn = f"-{memory.turn}" if memory.turn else ""
+        policy, record = schedule.policy, schedule.record
+        before = (record.task, record.ran_ns, record.state)
+        turn = f"-{record.turn}" if record.turn else ""
         spec = TaskSpec(
             id=f"{RUN_PREFIX}{policy.name}.{instant_ns:x}{turn}{'m' if by_hand else ''}",
             name=policy.task,
@@ -348,12 +344,12 @@ class Schedules:
             debounce_ns=policy.debounce_ns,
         )
         # Noted first: a task with a key may end at once, with another task's result.
-        memory.task, memory.ran_ns, memory.state = spec.id, instant_ns, ""
+        record.task, record.ran_ns, record.state = spec.id, instant_ns, ""
         rejection = self._intake.run(spec, self._wall_ns())
         if rejection is not None:
-            memory.task, memory.ran_ns, memory.state = before
+            record.task, record.ran_ns, record.state = before
             return rejection
-        memory.runs += 1
+        record.runs += 1
         return None
 
     def _site(self, policy: SchedulePolicy) -> str:
@@ -373,10 +369,10 @@ class Schedules:
         schedule = self._of(id_)
         if schedule is None:
             return
-        retried = [each for each in schedule.memory.retried if each != id_]
+        retried = [each for each in schedule.record.retried if each != id_]
         if alive and len(retried) < RETRIED_MAX:
             retried.append(id_)
-        schedule.memory.retried = retried
+        schedule.record.retried = retried
         self._write(schedule)
 
     def ended(self, task: Task) -> None:
@@ -386,35 +382,35 @@ class Schedules:
         schedule = self._of(id_)
         if schedule is None:
             return
-        memory, policy = schedule.memory, schedule.policy
-        if id_ in memory.retried:
+        record, policy = schedule.record, schedule.policy
+        if id_ in record.retried:
             self.retried(id_, False)
-        newest = memory.task == id_
+        newest = record.task == id_
         if newest:
-            memory.state = outcome.state
-        if policy.catch_up == "all" and self._offset_ns is not None:
+            record.state = outcome.state
+        if policy.catch_up == "all" and self._state.wall_offset_ns is not None:
             self._state.timers.at(self._state.now_ns, self._look_again, schedule)
         good = outcome.state == SUCCEEDED and not (outcome.stale or outcome.fallback)
         if good and policy.notify:
-            before, memory.digest = memory.digest, sha256(outcome.value).hexdigest()
-            if before and before != memory.digest:
-                memory.untold = memory.changed = id_
+            before, record.digest = record.digest, sha256(outcome.value).hexdigest()
+            if before and before != record.digest:
+                record.untold = record.changed = id_
                 self._ledger.tell(self._changed(schedule))
         if newest or good:
             self._write(schedule)
 
     def _changed(self, schedule: Schedule) -> Report:
-        policy, memory = schedule.policy, schedule.memory
+        policy, record = schedule.policy, schedule.record
         return Report(
             "task.changed",
             pool=policy.task.partition(".")[0],
-            task=memory.untold,
+            task=record.untold,
             schedule=policy.name,
-            digest=memory.digest,
+            digest=record.digest,
         )
 
     def _skip(self, schedule: Schedule, count: int, why: str) -> None:
-        schedule.memory.skipped += count
+        schedule.record.skipped += count
         schedule.unreported += count
         schedule.why = why
         self._tell_skipped(schedule)
@@ -447,4 +443,4 @@ class Schedules:
         )
 
     def _write(self, schedule: Schedule) -> None:
-        self._ledger.remember(FACT, schedule.policy.name, _encode(schedule.memory))
+        self._ledger.remember(FACT, schedule.policy.name, _encode(schedule.record))

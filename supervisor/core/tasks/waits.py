@@ -75,11 +75,7 @@ class Waits:
         if wait is not None and (wait.worker, wait.request) == (event.worker, event.request):
             del self._waits[event.lease]
 
-    def leases_completed(self, event: events.LeasesCompleted) -> None:
-        if self._waits:
-            self._forget(event.worker, [each.lease for each in event.completions])
-
-    def leases_returned(self, event: events.LeasesReturned) -> None:
+    def leases_over(self, event: events.LeasesCompleted | events.LeasesReturned) -> None:
         if self._waits:
             self._forget(event.worker, event.leases)
 

@@ -173,7 +173,8 @@ class Autoscale:
             scaler.held = ""
             scaler.why = f"from {pool.size} to {size}: asked for"
             scaler.changed(self._state.now_ns, pool.size, size)
-        self._lifecycle.scale(events.ScaleRequested(pool.name, size))
+        if not self._lifecycle.closed("scale"):
+            self._lifecycle.resize(pool, size)
 
     def _refusal(self, pool: Pool | None, event: events.ScaleRequested) -> Rejection | None:
         """Why the pool cannot be scaled to that size, if it cannot."""
@@ -198,7 +199,7 @@ class Autoscale:
             return
         scaler = pool.scaler
         if scaler is None:
-            self._lifecycle.scale(events.ScaleRequested(pool.name, pool.policy.size))
+            self._lifecycle.resize(pool, pool.policy.size)
         elif scaler.manual:
             scaler.manual = False
             scaler.why = ""

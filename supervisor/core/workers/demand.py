@@ -75,25 +75,25 @@ def _halted(pool: Pool) -> int:
 
 def _may_begin(gate: Gate, count: int, now_ns: int, left: Left) -> int:
     """Return how many of `count` tasks behind this gate could begin soon."""
-    rooms: list[Site | Places] = [gate.site] if gate.site is not None else []
+    limits: list[Site | Places] = [gate.site] if gate.site is not None else []
     if gate.site is not None and gate.site.places is not None:
-        rooms.append(gate.site.places)
+        limits.append(gate.site.places)
     if gate.shared is not None:
-        rooms.append(gate.shared)
-    for room in rooms:
-        if room not in left:
-            left[room] = _vacancies(room, now_ns)
-        count = min(count, left[room])
-    for room in rooms:
-        left[room] -= count
+        limits.append(gate.shared)
+    for limit in limits:
+        if limit not in left:
+            left[limit] = _vacancies(limit, now_ns)
+        count = min(count, left[limit])
+    for limit in limits:
+        left[limit] -= count
     return count
 
 
-def _vacancies(room: Site | Places, now_ns: int) -> int:
+def _vacancies(limit: Site | Places, now_ns: int) -> int:
     """Return how many more tasks may begin there now, or with a rate within a second."""
-    if isinstance(room, Places):
-        return room.bulkhead.free
-    breaker = room.breaker
+    if isinstance(limit, Places):
+        return limit.bulkhead.free
+    breaker = limit.breaker
     match breaker.state:
         case BreakerState.FORCED_OPEN:
             vacancies = 0
@@ -103,7 +103,7 @@ def _vacancies(room: Site | Places, now_ns: int) -> int:
             vacancies = breaker.policy.probes - breaker.probes
         case _:
             vacancies = UNLIMITED
-    if vacancies and room.bucket is not None:
-        ready = room.bucket.ready_ns(now_ns) <= now_ns
-        vacancies = min(vacancies, max(1, SECOND_NS // room.bucket.cost_ns)) if ready else 0
+    if vacancies and limit.bucket is not None:
+        ready = limit.bucket.ready_ns(now_ns) <= now_ns
+        vacancies = min(vacancies, max(1, SECOND_NS // limit.bucket.cost_ns)) if ready else 0
     return vacancies

@@ -44,10 +44,8 @@ class HealthChecks:
     def _gap_ns(self) -> int:
         """Return the time between two checks; 0 if no pool wants checks."""
         policies = [pool.policy for pool in self._state.pools.values()]
-        timeouts = [policy.heartbeat_timeout_ns for policy in policies]
-        timeouts += [policy.health_timeout_ns for policy in policies]
-        timeouts += [policy.max_age_ns for policy in policies]
-        timeouts = [timeout_ns for timeout_ns in timeouts if timeout_ns]
+        given = [(p.heartbeat_timeout_ns, p.health_timeout_ns, p.max_age_ns) for p in policies]
+        timeouts = [timeout_ns for each in given for timeout_ns in each if timeout_ns]
         if not timeouts:
             return 0
         return max(CHECK_NS_MIN, min(CHECK_NS, min(timeouts) // CHECKS_PER_TIMEOUT))

@@ -36,13 +36,13 @@ class WorkerLifecycle:
         self._last_worker = 0
         self.fork_servers = ForkServers(state, self)
         self.recycling = Recycling(state, leases, self)
-        self._sizing = Sizing(state, self)
+        self.sizing = Sizing(state, self)
         self.replacement = RollingReplacement(state, self, self.fork_servers, self.recycling)
 
     # -- starting -----------------------------------------------------------------------------
 
     def started(self) -> None:
-        if self._closed("start"):
+        if self.closed("start"):
             return
         for pool in self._state.pools.values():
             self.open(pool)
@@ -51,7 +51,7 @@ class WorkerLifecycle:
         """Start a pool that runs nothing yet."""
         self.fork_servers.start(pool)
         for slot in pool.slots:
-            self._sizing.begin(slot)
+            self.sizing.begin(slot)
 
     def start_slot(self, slot: Slot) -> None:
         """Start a slot that has no worker."""
@@ -78,7 +78,7 @@ class WorkerLifecycle:
     def spawn(self, slot: Slot) -> None:
         """Ask the fork server, which is up, for a worker, if memory allows one."""
         if not self._state.memory.admits(slot.pool):
-            self._sizing.refuse(slot)
+            self.sizing.refuse(slot)
             return
         self._state.memory.promise(slot.pool)
         self._last_worker += 1
@@ -248,7 +248,7 @@ class WorkerLifecycle:
         self.recycling.abandon(slot)
         if slot.state == SlotState.RUNNING:
             slot.become(SlotState.DRAINING)
-            slot.pool.slots_with_room.pop(slot, None)
+            slot.pool.free_slots.pop(slot, None)
             self._state.out.append(StopWorker(slot.worker))
             self._state.timers.at(
                 self._state.now_ns + within_ns, self._drain_over, slot, slot.worker
@@ -312,7 +312,7 @@ class WorkerLifecycle:
                 if index in (-1, slot.index):
                     yield slot
 
-    def _closed(self, command: str) -> bool:
+    def closed(self, command: str) -> bool:
         """Return whether the daemon is shutting down and starts nothing any more."""
         if self._state.intake_open:
             return False
@@ -322,11 +322,11 @@ class WorkerLifecycle:
         return True
 
     def start(self, event: events.StartRequested) -> None:
-        if self._closed("start"):
+        if self.closed("start"):
             return
         for slot in self._named(event.names):
             if slot.state in (SlotState.STOPPED, SlotState.DRAINING):
-                self._sizing.begin(slot)
+                self.sizing.begin(slot)
             elif slot.state == SlotState.BACKOFF:
                 self.fork_servers.revive(slot.pool)
                 self._backoff_over(slot, slot.backoff_until_ns)
@@ -342,12 +342,12 @@ class WorkerLifecycle:
             self.fit(pool)  # its place is free for a held slot
 
     def restart(self, event: events.RestartRequested) -> None:
-        if self._closed("restart"):
+        if self.closed("restart"):
             return
         for slot in self._named(event.names):
             self.fork_servers.revive(slot.pool)  # the worker class may load now
             if slot.state in (SlotState.STOPPED, SlotState.DRAINING):
-                self._sizing.begin(slot)
+                self.sizing.begin(slot)
             elif slot.state == SlotState.FATAL:
                 self.reset_slot(slot)
             else:
@@ -355,7 +355,7 @@ class WorkerLifecycle:
                 self.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
 
     def reset(self, event: events.ResetRequested) -> None:
-        if self._closed("reset"):
+        if self.closed("reset"):
             return
         for slot in self._named(event.names):
             self.fork_servers.revive(slot.pool)
@@ -372,14 +372,7 @@ class WorkerLifecycle:
         if slot.state == SlotState.BACKOFF:
             self.start_slot(slot)
         else:
-            self._sizing.begin(slot)
-
-    def scale(self, event: events.ScaleRequested) -> None:
-        if self._closed("scale"):
-            return
-        pool = self._state.pools.get(event.pool)
-        if pool is not None:  # else it was removed meanwhile
-            self.resize(pool, event.size)
+            self.sizing.begin(slot)
 
     def resize(self, pool: Pool, size: int) -> None:
         """Change the number of workers that the pool should have."""
@@ -393,11 +386,7 @@ class WorkerLifecycle:
     def fit(self, pool: Pool) -> None:
         """Start and stop slots until the pool has its target size."""
         if pool.is_open:
-            self._sizing.fit(pool)
-
-    def readmit(self) -> None:
-        """Start held slots that memory has room for by now."""
-        self._sizing.readmit()
+            self.sizing.fit(pool)
 
     def kill_held(self, slot: Slot, why: str) -> None:
         """Kill a worker that was asked to give way and did not; its task runs again later."""

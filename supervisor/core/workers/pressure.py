@@ -15,9 +15,8 @@ from enum import IntEnum
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model.events import MemorySampled
-from musterd.supervisor.core.model.memory import Level
+from musterd.supervisor.core.model.memory_use import MemoryLevel, shown
 from musterd.supervisor.core.model.pool import Pool
-from musterd.supervisor.core.model.sizes import shown
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
@@ -77,7 +76,7 @@ class Governor:
         self._judge()
         if self.stage == Stage.KILL:
             self._kill_draining()
-        self._lifecycle.readmit()
+        self._lifecycle.sizing.readmit()
 
     # -- which stage --------------------------------------------------------------------------
 
@@ -85,7 +84,7 @@ class Governor:
         now_ns, seen = self._state.now_ns, self._seen()
         if seen > self._state.memory.level:
             self._rise(Stage(seen))
-        elif seen == Level.CRITICAL:
+        elif seen == MemoryLevel.CRITICAL:
             self._calm_since_ns = None
             patient = now_ns - self._entered_ns < self._policy.patience_ns
             if self.stage < Stage.KILL and not patient:
@@ -97,22 +96,22 @@ class Governor:
         elif now_ns - self._calm_since_ns >= self._calm_ns:
             self._fall()
 
-    def _seen(self) -> Level:
+    def _seen(self) -> MemoryLevel:
         """Return the level that this sample alone shows."""
         sample, policy, share = self._state.memory.sample, self._policy, self._state.memory.share
         assert sample is not None
         stalls = share >= STALL_SHARE_MIN and policy.pressure > 0
         if share >= policy.critical or (stalls and sample.stalled_full >= policy.pressure):
-            return Level.CRITICAL
+            return MemoryLevel.CRITICAL
         if share >= policy.warning or (stalls and sample.stalled_some >= policy.pressure):
-            return Level.WARNING
-        return Level.NORMAL
+            return MemoryLevel.WARNING
+        return MemoryLevel.NORMAL
 
     def _calm(self) -> bool:
         """Return whether this sample is well below the line of the present level."""
         memory, policy = self._state.memory, self._policy
         assert memory.sample is not None
-        critical = memory.level == Level.CRITICAL
+        critical = memory.level == MemoryLevel.CRITICAL
         line = policy.critical if critical else policy.warning
         stalled = memory.sample.stalled_full if critical else memory.sample.stalled_some
         stalls = memory.share >= STALL_SHARE_MIN and policy.pressure > 0
@@ -148,7 +147,7 @@ class Governor:
 
     def _enter(self, stage: Stage) -> None:
         self.stage = stage
-        self._state.memory.level = Level(min(stage, Stage.ONE))
+        self._state.memory.level = MemoryLevel(min(stage, Stage.ONE))
         self._entered_ns = self._state.now_ns
         self._calm_since_ns = None
         for pool in self._pools():

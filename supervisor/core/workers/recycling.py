@@ -16,8 +16,8 @@ pause.
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model.events import MemorySampled
+from musterd.supervisor.core.model.memory_use import shown
 from musterd.supervisor.core.model.pool import ForkServerState, Pool
-from musterd.supervisor.core.model.sizes import shown
 from musterd.supervisor.core.model.slot import Slot, SlotState, restart_pause_ns
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.leases import HARD_GRACE_NS, Leases
@@ -191,9 +191,8 @@ class Recycling:
         pool.successor = None
         old, pool.recycled = pool.recycled, None
         pool.recycle_failures += 1
-        pause = restart_pause_ns(
-            pool.policy.restart, pool.recycle_failures + 1, self._state.rng
-        )  # the old worker works on, so there is time
+        failures = pool.recycle_failures + 1  # one more: the old worker works on, so there is time
+        pause = restart_pause_ns(pool.policy.restart, failures, self._state.rng)
         pool.recycle_after_ns = self._state.now_ns + pause
         self._state.timers.at(pool.recycle_after_ns, self._again)
         self._state.report(

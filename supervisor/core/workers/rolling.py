@@ -8,11 +8,11 @@ the policy gives a pool another build, a second fork server loads it beside the 
     ROLLING   the successor got ready: the pool has the new build, the old fork server ends, and the
               other slots follow, one at a time
 
-A slot is replaced as in a recycle (recycling.py): the new worker starts first, where there is room
-for both. Until the first new worker is ready nothing is risked: if the class cannot be loaded, or
-that worker does not get ready, the replacement is given up and the old workers go on. Afterwards
-every new worker has the new build. A slot that becomes FATAL, or several failed successors in a
-row, end the replacement, and the remaining slots keep their old workers.
+A slot is replaced as in a recycle (recycling.py): where both fit, the new worker starts first.
+Until the first new worker is ready nothing is risked: if the class cannot be loaded, or that worker
+does not get ready, the replacement is given up and the old workers go on. Afterwards every
+new worker has the new build. A slot that becomes FATAL, or several failed successors in a row, end
+the replacement, and the remaining slots keep their old workers.
 
 No task is dropped: a replaced worker gives back the tasks it has not begun, and its running task
 has its whole timeout. While two builds are at work, only tasks that both know are accepted.

@@ -20,7 +20,6 @@ from enum import StrEnum
 from musterd.ipc.resilience.policy import SECOND_NS, BackoffPolicy
 from musterd.supervisor.core.model.actions import (
     KillSidecar,
-    Report,
     StartSidecar,
     StopSidecar,
 )
@@ -184,36 +183,14 @@ class Sidecar:
         self._state.out.append(KillSidecar(self.number, self.name))
 
     def _report(self, what: str, level: str, *, reason: str, seconds: float = 0.0) -> None:
-        event = f"{self.name}.{what}"
-        self._state.out.append(Report(event, level, reason=reason, seconds=seconds))
+        self._state.report(f"{self.name}.{what}", level, reason=reason, seconds=seconds)
 
 
-class Sidecars:
-    """All sidecars, by name."""
-
-    def __init__(self, state: State) -> None:
-        self.web = Sidecar(state, WEB, lambda policy: policy.web)
-        self.alerts = Sidecar(state, ALERTS, lambda policy: policy.alerts)
-        self.events = Sidecar(state, EVENTS, lambda policy: policy.events)
-        self._all = {each.name: each for each in (self.web, self.alerts, self.events)}
-
-    def started(self) -> None:
-        for each in self._all.values():
-            each.started()
-
-    def follow(self) -> None:
-        for each in self._all.values():
-            each.follow()
-
-    def stop_for_good(self) -> None:
-        for each in self._all.values():
-            each.stop_for_good()
-
-    def ready(self, event: SidecarReady) -> None:
-        self._all[event.name].ready(event)
-
-    def beat(self, event: SidecarBeat) -> None:
-        self._all[event.name].beat(event)
-
-    def exited(self, event: SidecarExited) -> None:
-        self._all[event.name].exited(event)
+def make_sidecars(state: State) -> dict[str, Sidecar]:
+    """Make all sidecars, by name."""
+    wanted: dict[str, Callable[[FleetPolicy], str]] = {
+        WEB: lambda policy: policy.web,
+        ALERTS: lambda policy: policy.alerts,
+        EVENTS: lambda policy: policy.events,
+    }
+    return {name: Sidecar(state, name, build) for name, build in wanted.items()}

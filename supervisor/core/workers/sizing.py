@@ -4,7 +4,7 @@
 allows, and `Pool.target` the smaller of the two. Slots beyond the size are removed: idle slots
 first, of these the highest index, as people expect. A new slot gets the lowest free index. A slot
 beyond the limit, or one whose worker would not fit, stays and is *held*: stopped now, started again
-when there is room. Slots that a person stopped and FATAL slots do not count against the limit.
+when memory allows it. Slots that a person stopped and FATAL slots do not count against the limit.
 """
 
 from itertools import count
@@ -28,7 +28,7 @@ class Sizing:
         if not self._state.intake_open:
             return
         self._fit_size(pool)
-        for slot in victims(pool, -room(pool)):
+        for slot in victims(pool, -slots_left(pool)):
             self.hold(slot)
         for slot in returning(pool):
             if not self._state.memory.admits(pool, growing=True):
@@ -77,13 +77,13 @@ class Sizing:
         """Start a slot that is stopped or stopping, or hold it back when memory is tight."""
         if _active(slot):
             return  # it stops and will be started again
-        if room(slot.pool) > 0:
+        if slots_left(slot.pool) > 0:
             self._release(slot)
         else:
             self.hold(slot)
 
     def hold(self, slot: Slot) -> None:
-        """Stop a slot until memory has room for it."""
+        """Stop a slot until memory allows it."""
         slot.held = True
         slot.restart_after_stop = False
         self._slots.stop(slot, within_ns=self._state.policy.drain_timeout_ns)
@@ -123,7 +123,7 @@ def _active(slot: Slot) -> bool:
     return slot.state != SlotState.DRAINING or slot.restart_after_stop
 
 
-def room(pool: Pool) -> int:
+def slots_left(pool: Pool) -> int:
     """Return how many more slots the limit allows to run; negative when too many do."""
     return POOL_SIZE_MAX if pool.limit is None else pool.limit - len(active(pool))
 
@@ -174,4 +174,4 @@ def returning(pool: Pool) -> list[Slot]:
     if not held:
         return []
     held.sort(key=lambda slot: (slot.state == SlotState.DRAINING, slot.index))
-    return held[: max(0, room(pool))]
+    return held[: max(0, slots_left(pool))]

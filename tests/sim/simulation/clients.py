@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 CALLER = b"control:"  # prefix of the name of a person who uses musterctl
 FALLBACK_ON = ("", "failure", "", "open")  # in turn, so that older seeds keep their meaning
 WIRE_NS = (30 * US, 2 * MS)
+SECRETS = 5  # in each fifth submit the shell has refused a task already
 REFUSALS_MAX = 60  # after that many QueueFull a client gives a task up
 
 
@@ -183,7 +184,8 @@ class Client:
 
         def make() -> TasksSubmitted:
             wall_ns = world.now_ns + world.wall_offset_ns
-            return TasksSubmitted(self.peer, request, specs, wall_ns, resend)
+            secret = [] if request % SECRETS else [_gives_away(f"{self.number}-secret-{request}")]
+            return TasksSubmitted(self.peer, request, specs, wall_ns, resend, secret)
 
         self._send(make)
 
@@ -268,3 +270,8 @@ class Client:
     def missing(self, ids: list[str]) -> None:
         for id_ in ids:
             assert id_ not in self.waits_for, f"acknowledged task {id_} is missing"
+
+
+def _gives_away(id_: str) -> Rejection:
+    """Refuse a task of the submit, as the shell does (config/redact.py): the core never sees it."""
+    return Rejection(id_, INVALID_TASK, "its arguments give a secret away")

@@ -19,6 +19,7 @@ from musterd.supervisor.core.model.events import (
     StateWanted,
     WorkerExited,
 )
+from musterd.supervisor.core.model.pool import Pool
 from simulation.profile import MS
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class HandlerRequestsWatch:
         self._loads: dict[tuple[int, int], int] = {}  # the oldest index that each may return
         self._asked: dict[tuple[int, int], tuple[str, int, int]] = {}  # name, lease, deadline
         self._holders: dict[str, int] = {}  # lease
+        self._counted: dict[tuple[Pool, str], float] = {}
         self._own: frozenset[int] = frozenset()  # leases of the worker that sends the event
         for key, log in self._log.items():
             place = self._place(key, self._world.store.fact("state", key))
@@ -91,6 +93,7 @@ class HandlerRequestsWatch:
             self._forget(lambda name, lease: (name, lease) == (event.name, event.lease))
         elif isinstance(event, LeasesCompleted):
             self._over([each.lease for each in event.completions])
+            self._check_counted(event)
         elif isinstance(event, LeasesReturned):
             self._over(event.leases)
         elif isinstance(event, WorkerExited):
@@ -104,6 +107,18 @@ class HandlerRequestsWatch:
                 self._check_lock(action)
         for name, lease, until_ns in self._asked.values():
             assert self._world.now_ns <= until_ns + LATE_NS, f"lease {lease} waits for {name}"
+
+    def _check_counted(self, event: LeasesCompleted) -> None:
+        """What a worker has counted is added to its pool's counts."""
+        slot = self._world.fleet._state.workers.get(event.worker)
+        if slot is None:
+            return
+        series = slot.pool.tally.series
+        for sample in event.samples:
+            key = (slot.pool, sample.name)
+            self._counted[key] = self._counted.get(key, 0.0) + sample.value
+            counted = series[sample.name, tuple(sample.labels.items())].value
+            assert counted == self._counted[key], f"{sample}: {counted} of {self._counted[key]}"
 
     def _over(self, leases: list[int]) -> None:
         """Note that those of these leases that were the worker's have ended for the core."""

@@ -46,6 +46,7 @@ from musterd.supervisor.core.model.events import (
     ResendChecked,
     ResendUnknown,
     RetryRequested,
+    ScaleRequested,
     ShutdownRequested,
     StrandedFound,
     TasksRecovered,
@@ -233,6 +234,8 @@ class Watch:
         self._scale.before()
         if isinstance(event, TasksSubmitted | CancelRequested | RetryRequested):
             self._requests[event.request or event.peer] = event
+        if isinstance(event, ScaleRequested):
+            self._requests[event.peer] = event
         if isinstance(event, TasksSubmitted | ResendChecked):
             return {name: pool.held for name, pool in self._world.fleet.pools.items()}
         return None
@@ -476,6 +479,8 @@ class Watch:
                 assert seq is None, f"{each.id} is refused, and on disk"
                 ran = each.id in self._leased_now and not by_hand
                 assert not ran, f"{each.id} is refused, and was run"
+        if isinstance(event, TasksSubmitted):
+            assert {each.id for each in event.rejected} <= rejected, f"{action} hides a refusal"
         for spec in event.tasks if isinstance(event, TasksSubmitted) else ():
             if spec.id not in rejected:
                 seq = store.live_ids.get(spec.id)

@@ -30,7 +30,9 @@ from musterd.ipc.wire.messages import Completion, Failure, Lease, TaskDeclaratio
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.clock import CLOCK
 from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy, RestartPolicy
+from simulation.door import ask
 from simulation.profile import MS, SEC
 
 MINUTE, HOUR, DAY = 60 * SEC, 3600 * SEC, 24 * 3600 * SEC
@@ -217,16 +219,21 @@ class Outages:
                 site.state = "open"  # its probes are gone, and the next one may begin
         self.tell(events.TasksRecovered(recovered))
         self.tell(events.Started())
-        self.tell(events.ClockRead(wall_ns))
+        self.tell(events.ClockRead(wall_ns, b"believed at %d" % wall_ns))
 
     def tell(self, event: Any) -> None:
         if not self.up:
             return
         self.steps += 1
         self.trace.append((self.now_ns, "->", event))
-        actions = self.fleet.handle(self.now_ns, event)
+        actions = ask(self.fleet, self.now_ns, event)
         for action in actions:
             self.trace.append((self.now_ns, "  ", action))
+        if isinstance(event, events.ClockRead):
+            noted = [
+                fact for page in actions if isinstance(page, act.Persist) for fact in page.facts
+            ]
+            assert act.Fact(CLOCK, "", event.anchor) in noted, "the believed moment is not stored"
         for action in actions:  # reported last, and true from the beginning
             if isinstance(action, act.Report) and action.event.startswith("breaker."):
                 self._told(self.sites[action.target], action)

@@ -46,7 +46,7 @@ class QueueWatch:
         gated = self._queue.waiting > 0
         taken = self._take(now_ns, share, budget_ns, idle, alone, count_max=count_max)
         self._check_share(taken, share, max(share, count_max))
-        # Tasks that left the ring for a waiting room meanwhile had no claim to a turn.
+        # Tasks that left the ring to wait meanwhile had no claim to a turn.
         sizes = [level.size for level in self._queue.levels]
         gated = gated or self._queue.waiting > 0  # if so, lanes come and go between two turns
         for task in taken:
@@ -87,7 +87,7 @@ class QueueWatch:
         counts = {}
         for key, lane in lanes.items():
             alive = sum(task.lane is lane for task in lane.tasks) + lane.behind
-            if alive and lane.room is None:
+            if alive and lane.waits_among is None:
                 counts[key] = alive
                 entry = known.get(key)
                 if entry is None or entry[0] is not lane:
@@ -102,7 +102,7 @@ class QueueWatch:
         lanes = self._lanes[level]
         mine = lanes[key]
         for other, entry in lanes.items():
-            if other != key and counts.get(other) and entry[0].room is None:
+            if other != key and counts.get(other) and entry[0].waits_among is None:
                 assert entry[2] >= mine[1], (
                     f"lane {key} of level {level} was served twice while {other} waited"
                 )

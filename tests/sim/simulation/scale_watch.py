@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from musterd.supervisor.core.model import scaler
-from musterd.supervisor.core.model.actions import Report, SpawnWorker, StopWorker
+from musterd.supervisor.core.model.actions import Acknowledge, Report, SpawnWorker, StopWorker
 from musterd.supervisor.core.model.events import AutoscaleRequested, PolicyChanged, ScaleRequested
-from musterd.supervisor.core.model.memory import Level
+from musterd.supervisor.core.model.memory_use import MemoryLevel
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.shutdown import Phase
 
@@ -36,6 +36,8 @@ class ScaleWatch:
         if isinstance(event, PolicyChanged):
             self._moved_ns = {}  # new scalers know nothing of earlier changes
         sizes, self._sizes = self._sizes, {}
+        if isinstance(event, ScaleRequested):
+            self._check_answer(event, actions, sizes.get(event.pool))
         for pool in self._world.fleet.pools.values():
             before = sizes.get(pool.name, pool.size)
             self._sizes[pool.name] = pool.size
@@ -54,6 +56,16 @@ class ScaleWatch:
         if not asked:
             self._check_drained(actions)
 
+    def _check_answer(self, event: ScaleRequested, actions: list[Any], before: int | None) -> None:
+        """A person who scales a pool is answered at once; a refusal changes nothing."""
+        answers = [each for each in actions if isinstance(each, Acknowledge)]
+        (answer,) = [each for each in answers if each.peer == event.peer]
+        pool = self._world.fleet.pools.get(event.pool)
+        if pool is None or answer.rejected or self._world.fleet.phase != Phase.UP:
+            assert pool is None or before is None or pool.size == before, f"{event}: {pool.size}"
+        else:
+            assert pool.size == event.size, f"{event}: {pool.size}"
+
     def _check_pauses(self, pool: Pool, before: int) -> None:
         """Check pauses between changes: no quick repeat, no turn within `idle` except from zero."""
         assert pool.scaler is not None
@@ -63,7 +75,7 @@ class ScaleWatch:
         self._moved_ns[pool.name, up] = now_ns
         if up:
             assert pool.size <= max(1, before * scaler.GROWTH), f"{before} to {pool.size}"
-            tight = self._world.fleet.memory.level != Level.NORMAL
+            tight = self._world.fleet.memory.level != MemoryLevel.NORMAL
             assert not before or not tight, f"{pool.name} grows although memory is tight"
             assert not before or same_ns >= scaler.UP_PAUSE_NS, f"{pool.name} grows again"
             assert not before or other_ns >= scaler.TURN_PAUSE_NS, f"{pool.name} flaps"

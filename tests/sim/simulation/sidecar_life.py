@@ -35,6 +35,7 @@ from musterd.supervisor.core.workers.sidecar import (
     Sidecar,
     SidecarState,
 )
+from simulation.door import ask
 from simulation.profile import MS, SEC, US
 
 BEAT_NS = 5 * SEC
@@ -63,7 +64,7 @@ class SidecarWorld:
         self.name = NAMES[seed % len(NAMES)]
         self.policy = self.wanting(FleetPolicy(pools=()), self.rng.choice(BUILDS))
         self.fleet = Fleet(self.policy, Random(seed + 1))
-        self.sidecar: Sidecar = getattr(self.fleet.sidecars, self.name)
+        self.sidecar: Sidecar = self.fleet.sidecars[self.name]
         self.process: Process | None = None
         self.calm = self.ending = self.over = False
         self.starts = self.kills = 0
@@ -196,7 +197,7 @@ class SidecarWorld:
         self._die(process)
 
     def tell(self, event: object) -> None:
-        for action in self.fleet.handle(self.now_ns, event):
+        for action in ask(self.fleet, self.now_ns, event):
             carry_out = self.carried_out.get(type(action))
             if carry_out is not None:
                 carry_out(self, action)

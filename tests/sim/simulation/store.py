@@ -307,9 +307,9 @@ class Store:
         rows = [self.live[self.live_ids[id_]] for id_ in ids if id_ in self.live_ids]
         if self._world.rng.random() < 0.2:  # in any order
             self._world.rng.shuffle(rows)
-        tasks = OnDisk()
+        submits_wall_ns = [row.submitted_ns + self._world.wall_offset_ns for row in rows]
+        tasks = OnDisk([row.seq for row in rows], [row.spec for row in rows], submits_wall_ns)
         for row in rows:
-            tasks.add(row.seq, row.spec, row.submitted_ns + self._world.wall_offset_ns)
             changes = row.attempt + row.crashes + row.interruptions + row.begun
             # A task that is to be cancelled may have become due while it was read.
             there = row.spec.id in self._world.fleet.on_disk

@@ -33,7 +33,8 @@ from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy, SchedulePolicy
 from musterd.supervisor.core.model.timing import Cron, Every, Timing
-from musterd.supervisor.core.tasks.schedules import CATCH_UP_MAX, FACT, ON_TIME_NS, Memory
+from musterd.supervisor.core.tasks.schedules import CATCH_UP_MAX, FACT, ON_TIME_NS, ScheduleRecord
+from simulation.door import ask
 
 SEC = SECOND_NS
 MS = SEC // 1000
@@ -327,7 +328,7 @@ class Timetable:
             self.life += 1
             self._begin_life()
         for name, schedule in self.fleet.schedules.items():
-            if schedule.memory.paused:
+            if schedule.record.paused:
                 self.tell(events.SchedulePauseRequested(name, False, b""))
         self.after(3 * DAY, self._finish)
 
@@ -379,7 +380,7 @@ class Timetable:
             return
         self.steps += 1
         self.trace.append((self.now_ns, "->", event))
-        actions = self.fleet.handle(self.now_ns, event)
+        actions = ask(self.fleet, self.now_ns, event)
         life = self.life
         for action in actions:
             self.trace.append((self.now_ns, "  ", action))
@@ -466,11 +467,12 @@ class Timetable:
             assert fact.value is not None
             self.facts[fact.key] = fact.value
         facts = {
-            fact.key: msgspec.msgpack.decode(fact.value or b"", type=Memory) for fact in page.facts
+            fact.key: msgspec.msgpack.decode(fact.value or b"", type=ScheduleRecord)
+            for fact in page.facts
         }
         assert added.keys() <= facts.keys(), "a run without what is remembered of it"
-        for name, memory in facts.items():
-            self._audit(self.accounts[name], memory, added.get(name, []), wall_ns)
+        for name, record in facts.items():
+            self._audit(self.accounts[name], record, added.get(name, []), wall_ns)
 
     def _note_result(self, final: act.FinalRecord) -> None:
         account = self.accounts.get(final.spec.id[1:].partition(".")[0])
@@ -481,22 +483,24 @@ class Timetable:
             account.changes[final.spec.id] = None
         account.value = final.outcome.value
 
-    def _audit(self, account: Account, memory: Memory, specs: list[TaskSpec], wall_ns: int) -> None:
+    def _audit(
+        self, account: Account, record: ScheduleRecord, specs: list[TaskSpec], wall_ns: int
+    ) -> None:
         """Check that each instant between two states of a schedule on disk has its reason."""
         policy = account.policy
         by_hand = [spec for spec in specs if spec.id.endswith("m")]
         runs = [_instant(spec) for spec in specs if not spec.id.endswith("m")]
         assert len(by_hand) <= 1
-        skipped = memory.skipped - account.skipped
-        begins = not account.last_ns or memory.turn != account.turn
-        resumes = account.paused and not memory.paused
+        skipped = record.skipped - account.skipped
+        begins = not account.last_ns or record.turn != account.turn
+        resumes = account.paused and not record.paused
         if begins or resumes:
             assert not runs, f"{policy.name} runs {runs} where it begins"
             assert not skipped
             assert not begins or isinstance(policy.timing, Every) or not account.last_ns
         else:
-            assert memory.last_ns >= account.last_ns, f"{policy.name} goes back"
-            due = account.between(account.last_ns, memory.last_ns)
+            assert record.last_ns >= account.last_ns, f"{policy.name} goes back"
+            due = account.between(account.last_ns, record.last_ns)
             assert set(runs) <= set(due), f"{policy.name} runs {runs}, due were {due}"
             left = len(due) - len(runs)
             assert skipped == left or (len(due) > CATCH_UP_MAX and 0 < skipped <= left), (
@@ -506,20 +510,20 @@ class Timetable:
                 self._check_policy(account, due, runs, wall_ns)
         for instant in runs:
             assert instant <= wall_ns, f"{policy.name} runs before its time"
-            assert (memory.turn, instant) not in account.instants, f"{instant} ran twice"
+            assert (record.turn, instant) not in account.instants, f"{instant} ran twice"
             if isinstance(policy.timing, Cron):
                 assert instant not in account.crons, "a cron run repeated"
                 account.crons[instant] = None
-            account.instants[memory.turn, instant] = None
+            account.instants[record.turn, instant] = None
         live = {row.spec.id for row in self.rows.values()}
-        if memory.task:
-            assert (memory.task in live) == (not memory.state), f"{memory.task}: {memory.state}"
+        if record.task:
+            assert (record.task in live) == (not record.state), f"{record.task}: {record.state}"
         if not policy.overlap:
             prefix = f"@{policy.name}."
             alive = [id_ for id_ in live if id_.startswith(prefix)]
             assert len(alive) <= 1, f"alive at once: {alive}"
-        account.last_ns, account.skipped = memory.last_ns, memory.skipped
-        account.turn, account.paused = memory.turn, memory.paused
+        account.last_ns, account.skipped = record.last_ns, record.skipped
+        account.turn, account.paused = record.turn, record.paused
 
     def _check_policy(
         self, account: Account, due: list[int], runs: list[int], wall_ns: int
@@ -561,7 +565,7 @@ class Timetable:
     def _check_reports(self) -> None:
         for name, schedule in self.fleet.schedules.items():
             account = self.accounts[name]
-            counted = schedule.memory.skipped - account.skipped_before
+            counted = schedule.record.skipped - account.skipped_before
             assert counted == account.reported + schedule.unreported, (
                 f"{name}: {counted} skipped, {account.reported} reported, "
                 f"{schedule.unreported} to be reported"

@@ -15,17 +15,17 @@ sample once a second, as from the probe. Checked against the truth of this world
 from __future__ import annotations
 
 from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 from musterd.supervisor.core.model.actions import Report, SpawnWorker
 from musterd.supervisor.core.model.events import MemorySampled, MemorySource
-from musterd.supervisor.core.model.memory import Level
+from musterd.supervisor.core.model.memory_use import MEBIBYTE, MemoryLevel
 from musterd.supervisor.core.model.pool import Pool
-from musterd.supervisor.core.model.sizes import MEBIBYTE
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks.leases import HARD_GRACE_NS
-from musterd.supervisor.core.workers.pressure import Stage
+from musterd.supervisor.core.workers.pressure import STALL_SHARE_MIN, Stage
 from musterd.supervisor.core.workers.sizing import active
 from simulation.profile import MS, SEC
 from simulation.workers import SIGKILL, Worker
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 TOTAL = 16_000 * MEBIBYTE  # in the calm, the largest fleet fits
 SAMPLE_NS = (900 * MS, 1100 * MS)
 CALM_SHARE = 0.1
+STALLED_SAMPLES = 0.1  # of all samples: in these, processes wait for memory
 RECYCLE_NS = 5 * SEC + HARD_GRACE_NS  # a recycled worker gets its task's whole timeout
 SLACK_NS = 3 * SEC  # signals, exits and messages take time
 FALLS = ("memory.recovering", "memory.normal")
@@ -52,6 +53,7 @@ class Weather:
         self._curve: Curve = lambda _: CALM_SHARE
         self._calm_since_ns: int | None = None
         self._excess_since: dict[str, tuple[int, int | None]] = {}
+        self._chance = Random(world.seed)  # of stalls alone
         self.rises = 0
         self.sacrificed = 0  # times a pool was seen to have given way entirely
 
@@ -112,7 +114,14 @@ class Weather:
             if worker.ready and worker.alive and world.rng.random() < 0.9
         }
         source = MemorySource("memory", TOTAL, self._used())
-        world.tell(MemorySampled((source,), workers=known))
+        world.tell(MemorySampled((source,), *self._stalls(), known))
+
+    def _stalls(self) -> tuple[float, float]:
+        """Return the shares of time in which some process waits for memory, and all of them do."""
+        if self._world.is_calm or self._chance.random() > STALLED_SAMPLES:
+            return 0.0, 0.0
+        some = self._chance.random()
+        return some, some * self._chance.random()
 
     # -- invariants ---------------------------------------------------------------------------
 
@@ -121,7 +130,7 @@ class Weather:
         if fleet.phase != Phase.UP:
             return
         if isinstance(event, MemorySampled):
-            self._check_sample(event.sources[0].share, actions)
+            self._check_sample(event, actions)
         for action in actions:
             if isinstance(action, SpawnWorker):
                 self._check_spawn(action)
@@ -136,8 +145,17 @@ class Weather:
         else:
             assert pool.limit != 0, f"{pool.name} is given up too early"
 
-    def _check_sample(self, share: float, actions: list[Any]) -> None:
+    def _check_stalls(self, event: MemorySampled) -> None:
+        """Where processes wait for memory, the level rises before use is at its line."""
+        policy, level = self._world.policy.memory, self._world.fleet.memory.level
+        if event.sources[0].share >= STALL_SHARE_MIN:
+            assert event.stalled_some < policy.pressure or level >= MemoryLevel.WARNING
+            assert event.stalled_full < policy.pressure or level == MemoryLevel.CRITICAL
+
+    def _check_sample(self, event: MemorySampled, actions: list[Any]) -> None:
         world, fleet, policy = self._world, self._world.fleet, self._world.policy.memory
+        share = event.sources[0].share
+        self._check_stalls(event)
         told = [each.event for each in actions if isinstance(each, Report)]
         self.rises += sum(name in ("memory.warning", "memory.critical") for name in told)
         for pool in fleet.pools.values():
@@ -145,13 +163,13 @@ class Weather:
             self._check_last(pool)
             if share >= policy.critical:
                 assert running <= 1, f"critical, and {pool.name} has {running} workers"
-                assert fleet.memory.level == Level.CRITICAL
+                assert fleet.memory.level == MemoryLevel.CRITICAL
             elif share >= policy.warning:
                 assert pool.limit is not None, pool.name
                 assert running <= pool.limit, f"{pool.name} has {running} workers"
                 half = max(1, pool.size // 2)  # the size may change later on
                 assert running <= half or "memory.warning" not in told, pool.name
-                assert fleet.memory.level >= Level.WARNING
+                assert fleet.memory.level >= MemoryLevel.WARNING
             self._check_gone(pool.name)
         if any(name in FALLS for name in told):
             since_ns = self._calm_since_ns
@@ -190,6 +208,6 @@ class Weather:
         memory = self._world.fleet.memory
         pool = self._world.fleet.pools[action.pool]
         others = [slot for slot in pool.slots if slot.worker not in (0, action.worker)]
-        if memory.level == Level.CRITICAL:
+        if memory.level == MemoryLevel.CRITICAL:
             working = [slot for slot in others if slot.state != SlotState.DRAINING]
             assert not working, f"{pool.name} gets one more worker while memory is critical"

@@ -14,6 +14,7 @@ from musterd.ipc.wire.messages import (
     Completion,
     Failure,
     Lease,
+    Sample,
     TaskDeclaration,
 )
 from musterd.ipc.wire.scoreboard import EXIT_UNHEALTHY
@@ -41,6 +42,7 @@ WIRE_NS = (20 * US, 1 * MS)
 LATE_NS = (1 * MS, 80 * MS)
 EXIT_NOTICED_NS = (50 * US, 30 * MS)
 SIGTERM, SIGKILL, SIGSEGV = 15, 9, 11
+RUNS = "runs"  # the name under which workers count what they have run
 DECLARATIONS = tuple(TaskDeclaration(method) for method in METHODS)
 
 
@@ -252,7 +254,8 @@ class Worker:
     def _flush(self) -> None:
         if self._outbox:
             completions, self._outbox = self._outbox, []
-            self.send(LeasesCompleted(self.number, completions))
+            samples = [Sample(RUNS, {"pool": self.pool}, len(completions))]
+            self.send(LeasesCompleted(self.number, completions, samples))
 
     # -- orders -------------------------------------------------------------------------------
 

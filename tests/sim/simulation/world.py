@@ -23,6 +23,7 @@ from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks import bulk
 from musterd.supervisor.core.tasks.outage import PATIENCE_NS
 from simulation.clients import CALLER, WIRE_NS, Client
+from simulation.door import ask
 from simulation.invariants import Watch
 from simulation.profile import MS, SEC, US, Profile, policy_of, profile_of
 from simulation.reloads import Reloads
@@ -207,7 +208,7 @@ class World:
                 if pool.scaler.manual:
                     self.tell(events.AutoscaleRequested(pool.name))
             elif pool.size < 1:
-                self.tell(events.ScaleRequested(pool.name, 1))
+                self.tell(events.ScaleRequested(pool.name, 1, self.new_caller()))
             states = [(slot.index, slot.state) for slot in pool.slots if not slot.held]
             for index, state in states:
                 if state == SlotState.FATAL:
@@ -346,7 +347,7 @@ class World:
             self.tell(events.AutoscaleRequested(pool))
             return
         if rng.random() < 0.25:
-            self.tell(events.ScaleRequested(pool, rng.randint(0, 4)))
+            self.tell(events.ScaleRequested(pool, rng.randint(0, 4), self.new_caller()))
             return
         kind = rng.choice(
             (
@@ -400,7 +401,7 @@ class World:
         assert watch.steps < STEPS_MAX, f"more than {STEPS_MAX} steps"
         self.trace.append((self.now_ns, "->", event))
         before = watch.before(event)
-        actions = self.fleet.handle(self.now_ns, event)
+        actions = ask(self.fleet, self.now_ns, event)
         for action in actions:
             self.trace.append((self.now_ns, "  ", action))
         watch.handled(event, actions, before)
@@ -482,7 +483,7 @@ class World:
     def _exit(self, _: act.Exit) -> None:
         for pool, fork_server in self.fork_servers.items():
             assert not fork_server.alive, f"the fork server of {pool} outlives the exit"
-        late = self.fleet.handle(self.now_ns, events.Ticked())
+        late = ask(self.fleet, self.now_ns, events.Ticked())
         assert not any(isinstance(each, act.Exit) for each in late), "it exits twice"
         if self._last:
             self._finish()
@@ -502,7 +503,6 @@ class World:
     carried_out: dict[type, Callable[[World, Any], None]] = {  # noqa: RUF012  # a table, never changed
         act.Persist: lambda self, action: self.store.write(action),
         act.CheckResent: lambda self, action: self.store.check_resent(action),
-        act.DropRequest: lambda self, action: None,  # of a connection that has ended
         act.Withdraw: lambda self, action: self.store.withdraw(action),
         act.FindEnded: lambda self, action: self.store.find_ended(action),
         act.TellProgress: lambda self, action: None,

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from random import Random
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from msgspec import structs
@@ -11,7 +11,9 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import (
-    Action,
+    ANSWER,
+    END,
+    WORK,
     Deliver,
     Exit,
     Persist,
@@ -22,6 +24,7 @@ from musterd.supervisor.core.model.actions import (
 )
 from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy, SchedulePolicy
 from musterd.supervisor.core.model.timing import Every
+from support.core import action_kinds
 
 POLICY = FleetPolicy(
     pools=(PoolPolicy("p", 1), PoolPolicy("q", 0)),
@@ -34,8 +37,18 @@ def kinds(answer: list[Any]) -> list[str]:
     return [each.event if isinstance(each, Report) else type(each).__name__ for each in answer]
 
 
-def test_every_action_has_a_rank() -> None:
-    assert [kind for kind in get_args(Action) if not hasattr(kind, "rank")] == []
+def test_actions_are_work_but_for_answers_and_the_end() -> None:
+    ranks = {each.__name__: each.rank for each in action_kinds() - {Report}}
+    answers = (
+        "Acknowledge",
+        "Deliver",
+        "DropRequest",
+        "TellChanges",
+        "TellMissing",
+        "TellProgress",
+    )
+    expected = dict.fromkeys(answers, ANSWER) | dict.fromkeys(("Exit", "RunCleanup"), END)
+    assert {name: rank for name, rank in ranks.items() if rank != WORK} == expected
 
 
 @pytest.mark.parametrize(

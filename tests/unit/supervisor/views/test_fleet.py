@@ -3,7 +3,7 @@
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.memory import Memory
+from musterd.supervisor.core.model.memory_use import MemoryUse
 from musterd.supervisor.core.model.policy import MemoryPolicy
 from musterd.supervisor.views import metrics as figures
 from musterd.supervisor.views.fleet import fleet_state, headline, pool_status
@@ -48,7 +48,7 @@ def test_a_worker_that_drains_is_still_busy_with_its_task(muster: type[Muster]) 
     assert [worker.method for worker in draining if worker.task_id] == ["x"]
     assert status.busy == 1
     assert "2 of 2 workers, 1 busy; 0 tasks wait" in headline(m.fleet, ready=True)
-    assert figures._pool(m.fleet.pools["p"], Memory(MemoryPolicy())).busy == 1
+    assert figures._pool(m.fleet.pools["p"], MemoryUse(MemoryPolicy())).busy == 1
 
 
 def test_the_headline_counts_workers_that_are_busy_not_their_tasks(muster: type[Muster]) -> None:

@@ -159,8 +159,8 @@ def test_sweeping_keeps_the_order_of_what_is_left(queue: PoolQueue) -> None:
 )
 def test_the_last_places_are_kept_for_the_urgent(level: int, places: int) -> None:
     queue = PoolQueue(100, AGING_NS)
-    assert queue.room(level, places - 1)
-    assert not queue.room(level, places)
+    assert queue.takes(level, places - 1)
+    assert not queue.takes(level, places)
 
 
 def test_an_idle_worker_gets_one_task_of_unknown_cost(queue: PoolQueue) -> None:

@@ -559,7 +559,8 @@ def test_a_fallback_is_no_good_result(muster: type[Muster]) -> None:
     for number, (state, value) in enumerate((("succeeded", b"default"), ("failed", b""))):
         m.submit(spec(f"t{number}", fallback=b"default"))
         task = m.fleet.tasks[f"t{number}"]
-        m.fleet._leases.end_queued(task, state, value=value, fallback=bool(value))
+        task.route.pool.queue.discard(task)
+        m.fleet._ledger.finish(task, state, value=value, fallback=bool(value))
         assert facts(m.tell(events.Ticked())) == []
         assert good(m, spec()) is None
         assert cached(m, f"c{number}", debounce_ns=SECOND_NS) is None

@@ -92,7 +92,7 @@ def test_a_busy_worker_is_given_no_more_than_its_share(muster: type[Muster]) -> 
     m.learn_tiny()
     m.submit(*specs(4))
     busy = next(number for number, slot in enumerate(m.slots) if slot.leases)
-    m.slots[busy].pool.slots_with_room = {m.slots[busy]: None, m.slots[1 - busy]: None}
+    m.slots[busy].pool.free_slots = {m.slots[busy]: None, m.slots[1 - busy]: None}
     given = [worker for worker, _ in leased(m.submit(spec("a"), spec("b")))]
     assert sorted(given) == [1, 2]
 

@@ -149,7 +149,7 @@ def test_a_schedule_makes_no_run_while_its_pool_is_drained(muster: type[Muster])
     m.tell(events.DrainRequested(POOL))
     m.now_ns += 25 * SECOND_NS
     m.tell(events.ClockRead(wall_ns + 25 * SECOND_NS))
-    memory = m.fleet.schedules["often"].memory
+    memory = m.fleet.schedules["often"].record
     assert (memory.runs, memory.skipped) == (0, 0)
     m.tell(events.ResumeRequested(POOL))
     m.now_ns += SECOND_NS

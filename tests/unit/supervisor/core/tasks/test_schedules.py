@@ -134,8 +134,8 @@ class Clockwork:
         return self.world.fleet.schedules["s"]
 
     @property
-    def memory(self) -> Any:
-        return self.schedule.memory
+    def record(self) -> Any:
+        return self.schedule.record
 
 
 @pytest.fixture
@@ -242,7 +242,7 @@ def test_a_task_that_does_not_exist_is_skipped_with_the_reason(muster: type[Must
     assert not made(answer)
     [report] = reports(answer, "schedule.skipped")
     assert "UnknownTask" in report.reason
-    assert clock.memory.skipped == 1
+    assert clock.record.skipped == 1
 
 
 # -- overlap ----------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def test_no_run_begins_while_the_last_one_is_alive(clockwork: Any) -> None:
     assert instants(clock.wait(3 * MINUTE_NS)) == [60]
     clock.finish()
     assert instants(clock.wait(MINUTE_NS)) == [240]
-    assert clock.memory.skipped == 2
+    assert clock.record.skipped == 2
 
 
 def test_a_run_may_begin_beside_the_last_one_where_that_is_allowed(clockwork: Any) -> None:
@@ -289,7 +289,7 @@ def test_a_run_that_was_retried_by_hand_is_alive_like_any_other(clockwork: Any, 
     assert instants(clock.wait(MINUTE_NS)) == []
     clock.finish()
     assert instants(clock.wait(MINUTE_NS)) == [300]
-    assert clock.memory.retried == []
+    assert clock.record.retried == []
 
 
 def test_a_retry_by_hand_that_cannot_be_stored_does_not_silence_a_schedule(clockwork: Any) -> None:
@@ -313,7 +313,7 @@ def test_skipped_runs_do_not_flood_the_log_and_none_is_left_out(clockwork: Any) 
     answer = clock.wait(5 * REPORT_GAP_NS + SECOND_NS)
     lines = reports(answer, "schedule.skipped")
     assert len(lines) == 5
-    assert skipped(answer) + clock.schedule.unreported == clock.memory.skipped == 300
+    assert skipped(answer) + clock.schedule.unreported == clock.record.skipped == 300
     rest = reports(clock.tell(events.ShutdownRequested("end")), "schedule.skipped")
     assert skipped(answer) + sum(each.count for each in rest) == 300
 
@@ -357,7 +357,7 @@ def test_all_that_was_missed_is_run_one_after_the_other(clockwork: Any) -> None:
         assert instants(clock.told) == [expected]
     clock.finish()
     assert instants(clock.wait(MINUTE_NS)) == [240]
-    assert clock.memory.skipped == 0
+    assert clock.record.skipped == 0
 
 
 def test_all_that_was_missed_is_run_at_once_where_runs_may_overlap(clockwork: Any) -> None:
@@ -383,7 +383,7 @@ def test_with_all_what_comes_due_beside_a_run_waits_for_its_turn(clockwork: Any)
     clock.finish()
     clock._note(clock.world.wait(1))
     assert instants(clock.told) == [120]
-    assert clock.memory.skipped == 0
+    assert clock.record.skipped == 0
 
 
 # -- crashes ----------------------------------------------------------------------------------
@@ -498,7 +498,7 @@ def test_a_full_queue_skips_a_run_and_says_so(muster: type[Muster]) -> None:
     [report] = reports(answer, "schedule.skipped")
     assert report.reason.startswith("QueueFull: ")
     assert not clock.schedule.alive
-    assert clock.memory.skipped == 1
+    assert clock.record.skipped == 1
 
 
 def test_nothing_is_made_during_a_shutdown_and_the_next_start_catches_up(clockwork: Any) -> None:
@@ -528,7 +528,7 @@ def test_a_paused_schedule_makes_nothing_and_does_not_catch_up(clockwork: Any) -
     assert made(clock.wait(59 * SECOND_NS)) == []
     [spec] = made(clock.wait(SECOND_NS))
     assert spec.id == f"@s.{resumed_ns + MINUTE_NS:x}"
-    assert clock.memory.skipped == 0
+    assert clock.record.skipped == 0
 
 
 def test_a_pause_over_a_clock_that_is_set_back_repeats_no_cron_run(clockwork: Any) -> None:
@@ -604,7 +604,7 @@ def test_a_schedule_that_was_off_does_not_catch_up(clockwork: Any) -> None:
     clock.restart(after_ns=HOUR_NS, enabled=True)
     assert made(clock.told) == []
     assert len(made(clock.wait(MINUTE_NS))) == 1
-    assert clock.memory.skipped == 0
+    assert clock.record.skipped == 0
 
 
 def test_another_time_table_begins_anew(clockwork: Any) -> None:
@@ -614,7 +614,7 @@ def test_another_time_table_begins_anew(clockwork: Any) -> None:
     clock.told.clear()
     clock.restart(after_ns=10 * HOUR_NS)
     assert made(clock.told) == []
-    assert clock.memory.skipped == 0
+    assert clock.record.skipped == 0
 
 
 def test_a_schedule_that_is_gone_is_forgotten(clockwork: Any) -> None:
@@ -705,4 +705,4 @@ def test_how_the_last_run_ended_is_remembered(clockwork: Any) -> None:
     clock.wait(MINUTE_NS)
     clock.finish(fail=True)
     clock.restart()
-    assert (clock.memory.state, clock.memory.runs) == ("failed", 1)
+    assert (clock.record.state, clock.record.runs) == ("failed", 1)

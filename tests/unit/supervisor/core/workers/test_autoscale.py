@@ -9,7 +9,7 @@ from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS, BackoffPoli
 from musterd.ipc.wire.messages import CRITICAL, LOW, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.core.model.memory import UNKNOWN_BYTES
+from musterd.supervisor.core.model.memory_use import UNKNOWN_BYTES
 from musterd.supervisor.core.model.policy import (
     FleetPolicy,
     GatePolicy,

@@ -11,7 +11,7 @@ from musterd.ipc.wire.messages import TaskDeclaration, TaskSpec
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.events import MemorySampled, MemorySource
-from musterd.supervisor.core.model.memory import UNKNOWN_BYTES, Level
+from musterd.supervisor.core.model.memory_use import UNKNOWN_BYTES, MemoryLevel
 from musterd.supervisor.core.model.policy import FleetPolicy, MemoryPolicy, PoolPolicy
 from musterd.supervisor.core.workers.pressure import CALM_GROWTH_MAX, Stage
 from musterd.supervisor.core.workers.sizing import HELD_BACK
@@ -197,7 +197,7 @@ def test_a_use_just_below_the_line_is_no_recovery() -> None:
     b = Bench(a=4)
     b.sample(0.71)
     b.seconds(10 * CALM, 0.68)
-    assert (b.fleet.memory.level, b.running("a")) == (Level.WARNING, 2)
+    assert (b.fleet.memory.level, b.running("a")) == (MemoryLevel.WARNING, 2)
 
 
 def test_the_calm_has_to_be_unbroken() -> None:
@@ -206,18 +206,18 @@ def test_the_calm_has_to_be_unbroken() -> None:
     for _ in range(10):
         b.seconds(CALM - 1, 0.6)
         b.seconds(1, 0.69)
-    assert b.fleet.memory.level == Level.WARNING
+    assert b.fleet.memory.level == MemoryLevel.WARNING
 
 
 def test_the_calm_of_one_level_is_not_that_of_the_next() -> None:
     b = Bench(a=4)
     b.sample(0.9)
     b.seconds(CALM + 1, 0.75)
-    assert b.fleet.memory.level == Level.WARNING
+    assert b.fleet.memory.level == MemoryLevel.WARNING
     b.seconds(CALM, 0.3)
-    assert b.fleet.memory.level == Level.WARNING
+    assert b.fleet.memory.level == MemoryLevel.WARNING
     b.seconds(1, 0.3)
-    assert b.fleet.memory.level == Level.NORMAL
+    assert b.fleet.memory.level == MemoryLevel.NORMAL
 
 
 def test_a_use_that_swings_does_not_make_the_fleet_swing() -> None:
@@ -229,7 +229,7 @@ def test_a_use_that_swings_does_not_make_the_fleet_swing() -> None:
     recoveries = b.told.count("memory.normal")
     assert 1 <= recoveries <= 2, recoveries
     b.seconds(CALM_GROWTH_MAX * CALM + 2, 0.3)
-    assert b.fleet.memory.level == Level.NORMAL, "but it comes back"
+    assert b.fleet.memory.level == MemoryLevel.NORMAL, "but it comes back"
 
 
 # -- stalls -----------------------------------------------------------------------------------
@@ -238,22 +238,22 @@ def test_a_use_that_swings_does_not_make_the_fleet_swing() -> None:
 def test_processes_that_wait_for_memory_count_as_a_warning_and_all_of_them_as_critical() -> None:
     b = Bench(a=4)
     b.sample(0.6, stalled_some=0.5)
-    assert b.fleet.memory.level == Level.WARNING
+    assert b.fleet.memory.level == MemoryLevel.WARNING
     assert "processes wait for memory 50% of the time, over pressure = 40%" in (
         b.reason("memory.warning")
     )
     b.sample(0.6, stalled_some=0.9, stalled_full=0.5)
-    assert b.fleet.memory.level == Level.CRITICAL
+    assert b.fleet.memory.level == MemoryLevel.CRITICAL
     b.seconds(10 * CALM, 0.6, stalled_full=0.3)
-    assert b.fleet.memory.level == Level.CRITICAL, "not calm yet"
+    assert b.fleet.memory.level == MemoryLevel.CRITICAL, "not calm yet"
     b.seconds(2 * CALM + 2, 0.6)
-    assert b.fleet.memory.level == Level.NORMAL
+    assert b.fleet.memory.level == MemoryLevel.NORMAL
 
 
 def test_a_stall_where_most_memory_is_free_is_somebody_elses() -> None:
     b = Bench(a=4)
     b.seconds(5, 0.2, stalled_some=1.0, stalled_full=1.0)
-    assert b.fleet.memory.level == Level.NORMAL
+    assert b.fleet.memory.level == MemoryLevel.NORMAL
 
 
 # -- admission --------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ class Rig:
         self.policy = policy
         self.now_ns = 1000
         self.fleet = Fleet(policy, Random(1))
-        self.web = self.fleet.sidecars.web
+        self.web = self.fleet.sidecars["web"]
 
     def tell(self, event: object, after_ns: int = 0) -> list[object]:
         self.now_ns += after_ns

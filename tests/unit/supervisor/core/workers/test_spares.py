@@ -9,7 +9,7 @@ import pytest
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.core.workers.pressure import Stage
+from musterd.supervisor.core.model.memory_use import MemoryLevel
 from musterd.supervisor.log.worker_output import NEXT_WORKER, Outputs
 from musterd.supervisor.processes import marks, orphans
 from musterd.supervisor.processes.epoll import Watch
@@ -59,9 +59,9 @@ def test_a_pool_without_workers_keeps_none(muster: type[Muster]) -> None:
 def test_none_is_kept_while_memory_is_short(muster: type[Muster]) -> None:
     m = muster(size=1)
     m.start()
-    m.fleet._governor.stage = Stage.HALF
+    m.fleet.memory.level = MemoryLevel.WARNING
     assert told(tick(m)) == [[]]
-    m.fleet._governor.stage = Stage.NORMAL
+    m.fleet.memory.level = MemoryLevel.NORMAL
     assert told(tick(m)) == [["p"]]
 
 

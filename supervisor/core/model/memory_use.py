@@ -1,4 +1,4 @@
-"""Memory: what the probe saw last, and whether one more worker fits.
+"""Memory in use: what the probe saw last, and whether one more worker fits.
 
 Each source (the machine, the control group) has a total and a use; the tightest source counts. A
 worker starts only if the use with that worker stays under a line: `warning` while all is well,
@@ -18,9 +18,11 @@ from musterd.ipc.resilience.policy import POOL_SIZE_MAX, SECOND_NS
 from musterd.supervisor.core.model.events import MemorySampled, MemorySource
 from musterd.supervisor.core.model.policy import MemoryPolicy
 from musterd.supervisor.core.model.pool import Pool
-from musterd.supervisor.core.model.sizes import MEBIBYTE, shown
 from musterd.supervisor.core.model.slot import Slot, SlotState
 
+KIBIBYTE = 1024
+MEBIBYTE = 1024 * KIBIBYTE
+GIBIBYTE = 1024 * MEBIBYTE
 UNKNOWN_BYTES = 64 * MEBIBYTE  # of a worker, before one was measured
 HALF_LIFE_NS = 600 * SECOND_NS  # an old measurement says little about the next worker
 # After its start a worker still grows; later than this its memory is in the figures of the machine,
@@ -28,16 +30,16 @@ HALF_LIFE_NS = 600 * SECOND_NS  # an old measurement says little about the next 
 SETTLED_NS = 3 * SECOND_NS
 
 
-class Level(IntEnum):
+class MemoryLevel(IntEnum):
     NORMAL = 0
     WARNING = 1
     CRITICAL = 2
 
 
-class Memory:
+class MemoryUse:
     def __init__(self, policy: MemoryPolicy) -> None:
         self.policy = policy
-        self.level = Level.NORMAL
+        self.level = MemoryLevel.NORMAL
         self.sample: MemorySampled | None = None  # None: nothing is known, or memory is not watched
         self.sampled_ns = 0
         self._footprints: dict[str, float] = {}
@@ -97,7 +99,7 @@ class Memory:
     def line(self, *, growing: bool) -> float:
         """Return the share that use may reach with one more worker."""
         policy = self.policy
-        high = policy.warning if self.level == Level.NORMAL else policy.critical
+        high = policy.warning if self.level == MemoryLevel.NORMAL else policy.critical
         return max(0.0, high - policy.margin) if growing else high
 
     def admits(self, pool: Pool, *, growing: bool = False) -> bool:
@@ -113,7 +115,7 @@ class Memory:
 
     def fitting(self, pool: Pool) -> int | None:
         """Return how many more workers fit: 0 unless all is well, None for any number."""
-        if self.level != Level.NORMAL:
+        if self.level != MemoryLevel.NORMAL:
             return 0
         if self.sample is None:
             return None
@@ -154,3 +156,12 @@ class Memory:
             return "memory is not watched"
         used, total = shown(source.used_bytes), shown(source.total_bytes)
         return f"{source.share:.0%} of {source.name} is in use ({used} of {total})"
+
+
+def shown(size: float) -> str:
+    """Return a number of bytes as people read it."""
+    if size >= GIBIBYTE:
+        return f"{size / GIBIBYTE:.1f} GiB"
+    if size >= MEBIBYTE:
+        return f"{size / MEBIBYTE:.0f} MiB"
+    return f"{size / KIBIBYTE:.0f} KiB"
