@@ -43,7 +43,7 @@ from musterd.supervisor.core.model.policy import (
 from musterd.supervisor.core.model.timing import Cron, Every, Timing
 from musterd.supervisor.processes.forkserver_messages import WorkerSettings
 from musterd.supervisor.settings import alerts, publisher, web
-from musterd.supervisor.sockets.targets import site_of
+from musterd.supervisor.sockets.declarations import site_of
 from musterd.supervisor.system import descriptors
 
 BEATS_PER_TIMEOUT = 6  # heartbeats that must be missing before a worker is taken for dead
