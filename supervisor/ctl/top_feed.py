@@ -27,6 +27,7 @@ from musterd.supervisor.api.status import (
     TaskList,
     TaskStatus,
 )
+from musterd.supervisor.api.verdict import Verdict, verdict
 from musterd.supervisor.ctl.app import Settings, connect
 from musterd.supervisor.ctl.connection import Connection
 from musterd.supervisor.system.linux import descendants, family
@@ -62,6 +63,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     at: float  # wall-clock time
     fleet: FleetStatus
+    health: Verdict = Verdict()
     breakers: list[BreakerStatus] = []
     events: list[dict[str, object]] = []  # the latest of level warning and above
     schedules: list[ScheduleStatus] = []
@@ -125,6 +127,7 @@ class Looker:
         return Snapshot(
             at=time.time(),
             fleet=fleet,
+            health=verdict(fleet, memory, breakers),
             breakers=breakers,
             events=events,
             schedules=schedules,
