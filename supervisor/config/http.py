@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.ipc.secrets.reference import is_secret_name
-from musterd.supervisor.config.kinds import Flag, GroupName, Kind, Text
+from musterd.supervisor.config.kinds import Flag, GroupName, Text, TextList
 from musterd.supervisor.config.section import Conflict, Section
 
 HOSTS_MAX = 100
@@ -77,21 +77,15 @@ class ListenAddress(Text, frozen=True):
         return text
 
 
-class HostNames(Kind, frozen=True):
-    """A list of host names."""
+class HostNames(TextList, frozen=True):
+    noun = "names"
+    example = '"fleet.example"'
+    count_max = HOSTS_MAX
 
-    def read(self, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise ValueError('is not a list of names: give one such as ["fleet.example"]')
-        if len(value) > HOSTS_MAX:
-            raise ValueError(f"has more than {HOSTS_MAX} names: shorten it")
-        for name in value:
-            if not _HOST_NAME.fullmatch(name.lower()):
-                raise ValueError(f'has "{name[:200]}", which is not a host name: correct it')
-        return tuple(dict.fromkeys(name.lower() for name in value))
-
-    def write(self, value: tuple[str, ...]) -> object:
-        return list(value)
+    def read_one(self, text: str) -> str:
+        if not _HOST_NAME.fullmatch(text.lower()):
+            raise ValueError(f'has "{text[:200]}", which is not a host name: correct it')
+        return text.lower()
 
 
 class TokenFile(Text, frozen=True):

@@ -34,8 +34,9 @@ from musterd.supervisor.processes.cleanup import CleanedUp, Cleanups
 from musterd.supervisor.processes.sidecars import SidecarProcesses
 from musterd.supervisor.processes.spawner import Spawner
 from musterd.supervisor.service.reload import Reloading
-from musterd.supervisor.settings import alerts, publisher, web, worker_environment
+from musterd.supervisor.settings import worker_environment
 from musterd.supervisor.settings.policy import worker_settings_of
+from musterd.supervisor.settings.sidecars import alert_settings, publisher_settings, web_settings
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.sockets.clients import ClientPort
 from musterd.supervisor.sockets.declarations import Declarations
@@ -346,7 +347,7 @@ class ActionRunner:
 
 
 _SIDECAR_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
-    WEB: web.settings_of,
-    ALERTS: alerts.settings_of,
-    EVENTS: publisher.settings_of,
+    WEB: web_settings,
+    ALERTS: alert_settings,
+    EVENTS: publisher_settings,
 }

@@ -28,7 +28,7 @@ from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.alerts.link import Following, Gone
 from musterd.supervisor.api import rpc
 from musterd.supervisor.config.events import Endpoint, parse_endpoint
-from musterd.supervisor.settings.publisher import PublisherSettings
+from musterd.supervisor.settings.sidecars import PublisherSettings
 from musterd.supervisor.sockets.listen import group_id_of, inode, listen
 
 EXIT_FAILED = 1

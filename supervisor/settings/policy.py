@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from hashlib import sha256
-from types import ModuleType
 from typing import cast
 
 import msgspec
@@ -42,7 +41,7 @@ from musterd.supervisor.core.model.policy import (
 )
 from musterd.supervisor.core.model.timing import Cron, Every, Timing
 from musterd.supervisor.processes.forkserver_messages import WorkerSettings
-from musterd.supervisor.settings import alerts, publisher, web
+from musterd.supervisor.settings.sidecars import alert_settings, publisher_settings, web_settings
 from musterd.supervisor.sockets.declarations import site_of
 from musterd.supervisor.system import descriptors
 
@@ -87,9 +86,14 @@ def fleet_policy(config: Config, replaced: Mapping[str, int] | None = None) -> F
         cleanup_timeout_ns=config.supervisor.cleanup_timeout_ns,
         cleanup=config.supervisor.cleanup,
         workers_max=config.supervisor.workers_max,
-        web=_sidecar_build(web, config),
-        alerts=_sidecar_build(alerts, config),
-        events=_sidecar_build(publisher, config),
+        # No build: the daemon has no such sidecar.
+        web=_build(web_settings(config)) if config.http.listen and config.http.start else "",
+        alerts=(
+            _build(alert_settings(config))
+            if any(alert.enabled for alert in config.alerts.values())
+            else ""
+        ),
+        events=_build(publisher_settings(config)) if config.events.publish else "",
     )
 
 
@@ -211,11 +215,6 @@ def build_of(pool: PoolConfig) -> str:
 def _build(parts: object) -> str:
     encoded = msgspec.msgpack.encode(parts, order="deterministic")
     return sha256(encoded).hexdigest()[:BUILD_DIGITS]
-
-
-def _sidecar_build(sidecar: ModuleType, config: Config) -> str:
-    """Return a name for what a sidecar is made of, or "" where none is wanted."""
-    return _build(sidecar.settings_of(config)) if sidecar.wanted(config) else ""
 
 
 def _pool_policy(name: str, pool: PoolConfig, replaced: int) -> PoolPolicy:

@@ -13,7 +13,7 @@ from setproctitle import setproctitle
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.config.http import WEB_NEEDS, Address, parse_address
-from musterd.supervisor.settings.web import WebSettings
+from musterd.supervisor.settings.sidecars import WebSettings
 from musterd.supervisor.sockets.listen import OWN_GROUP_MODE, group_id_of
 
 EXIT_FAILED = 1
