@@ -28,7 +28,13 @@ from musterd.ipc.secrets.forms import Written, scrub
 from musterd.ipc.secrets.lookup import MissingSecret, find_secret, read_secret
 from musterd.supervisor.alerts.settings import Destination
 from musterd.supervisor.processes.handles import how_it_ended
-from musterd.supervisor.system.linux import become_subreaper, descendants, die_with_parent, family
+from musterd.supervisor.system.linux import (
+    become_subreaper,
+    descendants,
+    die_with_parent,
+    family,
+    memory_file,
+)
 
 ERROR_CHARS_MAX = 300
 SAID_BYTES_MAX = 2000  # the end of a command's output
@@ -117,9 +123,7 @@ def notify(url: str, call: Delivery) -> None:
 def run(call: Delivery) -> None:
     """Run the command; Undelivered unless it exits with 0 in time."""
     seconds = call.destination.timeout_ns / 1e9
-    given = os.memfd_create("alert", os.MFD_CLOEXEC)
-    os.write(given, msgspec.json.encode(call.data) + b"\n")
-    os.lseek(given, 0, os.SEEK_SET)
+    given = memory_file(msgspec.json.encode(call.data) + b"\n")
     become_subreaper()  # all its processes stay below us
     try:
         process = subprocess.Popen(

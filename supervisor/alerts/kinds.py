@@ -205,9 +205,9 @@ class Survey(Struct, frozen=True):
         area, _, what = kind.partition(".")
         match area:
             case "worker":
-                found = self._worker(what, subject)
+                found = self._state(what, subject, self.workers.get(subject))
             case "pool":
-                found = self._pool(what, subject)
+                found = self._state(what, subject, self.pools.get(subject))
             case "breaker":
                 found = _sure(self.breakers.get(subject, "closed") in _OPEN[kind])
             case "memory":  # over only when memory is normal again
@@ -223,18 +223,8 @@ class Survey(Struct, frozen=True):
                 found = Verdict.UNKNOWN if self.problem else Verdict.OVER
         return found
 
-    def _worker(self, what: str, name: str) -> Verdict:
-        state = self.workers.get(name)
-        if state is None:
-            return Verdict.OVER  # the slot is gone
-        if what in ("paused", "drained"):
-            return _sure(self.pauses.get(name) == what)
-        if state == "FATAL":
-            return Verdict.HOLDS
-        return Verdict.OVER if state in _UP or state == "STOPPED" else Verdict.UNKNOWN
-
-    def _pool(self, what: str, name: str) -> Verdict:
-        state = self.pools.get(name)
+    def _state(self, what: str, name: str, state: str | None) -> Verdict:
+        """Return whether this is so of a worker or a pool; one that is gone is in no state."""
         if state is None:
             return Verdict.OVER
         if what in ("paused", "drained"):

@@ -236,6 +236,13 @@ class Store(Protocol):
         """Write what waits and release everything; StoreError if something was not written."""
 
 
+def log_fields(event: str, reason: object = "", **others: object) -> dict[str, object]:
+    """Return the fields of a log line, as `extra` takes them."""
+    told = {"REASON": str(reason)} if reason else {}
+    named = {name.upper(): value for name, value in others.items()}
+    return {"fields": {"EVENT": event, **named, **told}}
+
+
 def pool_of(spec: TaskSpec) -> str:
     """Return the pool that a task's name begins with."""
     return spec.name.partition(".")[0]

@@ -52,6 +52,7 @@ from musterd.supervisor.store.interface import (
     Unanswered,
     WallTime,
     Withdraw,
+    log_fields,
 )
 from musterd.supervisor.store.queries import Reader, answer, newest_wall_ns, unfinished_rows
 from musterd.supervisor.store.reserve import Reserve
@@ -296,10 +297,7 @@ class SqliteStore:
             " the daemon tries again every second"
         )
         if self._problems.get(name) != reason:
-            log.error(
-                "store fails, trying again",
-                extra={"fields": {"EVENT": "store.failed", "REASON": reason}},
-            )
+            log.error("store fails, trying again", extra=log_fields("store.failed", reason))
             self._note_corruption(error)
         self._problems[name] = reason
         self._wakeup.set()
@@ -311,7 +309,7 @@ class SqliteStore:
 
     def _works(self, name: str) -> None:
         if self._problems.pop(name, None):
-            log.info("store works again", extra={"fields": {"EVENT": "store.recovered"}})
+            log.info("store works again", extra=log_fields("store.recovered"))
             self._wakeup.set()
 
     def _publish(self, token: object, found: object) -> None:
@@ -392,8 +390,7 @@ class SqliteStore:
         reason = f"the store {self._path} is lost: {lost.reason}"
         if FILES not in self._problems:
             log.error(
-                "the store's files are not where they were",
-                extra={"fields": {"EVENT": "store.lost", "REASON": reason}},
+                "the store's files are not where they were", extra=log_fields("store.lost", reason)
             )
         self._problems[FILES] = reason
         self._wakeup.set()
@@ -434,7 +431,7 @@ class SqliteStore:
         self._reader.stale = self._pager.stale = True
         log.warning(
             "the store was written anew: nothing is lost",
-            extra={"fields": {"EVENT": "store.rewritten", "REASON": str(self._path)}},
+            extra=log_fields("store.rewritten", self._path),
         )
         self._works(FILES)
         return True

@@ -3,7 +3,7 @@
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,14 @@ from musterd.supervisor.core.model.actions import NewRecord, ReopenRecord
 from musterd.supervisor.core.model.clock import EARLIEST_NS, STEP_MAX_NS
 from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.store.file import is_unwritten
-from musterd.supervisor.store.interface import ATTEMPTS_KEPT, Purge, Purged, WallTime, Withdraw
+from musterd.supervisor.store.interface import (
+    ATTEMPTS_KEPT,
+    Purge,
+    Purged,
+    WallTime,
+    Withdraw,
+    log_fields,
+)
 from musterd.supervisor.store.result_batches import (
     delete_results,
     insert_results,
@@ -31,6 +38,7 @@ from musterd.supervisor.store.rows import (
     TRIM_FACTS,
     TRIM_RESULTS,
     Group,
+    Statement,
     delete_attempts,
     delete_facts,
     delete_live,
@@ -257,7 +265,7 @@ class Writer:
             (reopened.seq, ATTEMPTS_KEPT, reopened.former_seq),
         )
 
-    def _execute(self, statement: Callable[[int], str], rows: Sequence[Sequence[Any]]) -> int:
+    def _execute(self, statement: Statement, rows: Sequence[Sequence[Any]]) -> int:
         """Execute a statement for all rows; return the number of rows changed."""
         # executemany() with one set: execute() would release the interpreter lock once more.
         return sum(
@@ -273,7 +281,7 @@ class Writer:
                 self.conflicts += 1
                 log.error(
                     "task is not stored: its seq or id is taken",
-                    extra={"fields": {"EVENT": "store.conflict", "TASK": task_id, "SEQ": seq}},
+                    extra=log_fields("store.conflict", task=task_id, seq=seq),
                 )
 
     # -- when the disk fails ------------------------------------------------------------------
