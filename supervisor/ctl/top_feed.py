@@ -111,15 +111,12 @@ class Looker:
     def look(self) -> Snapshot:
         """Take a snapshot; MusterdError if the daemon does not answer."""
         with connect(self._settings) as connection:
-            fleet = msgspec.json.decode(connection.request(rpc.Status()), type=FleetStatus)
-            found = connection.request(rpc.ListBreakers())
-            breakers = msgspec.json.decode(found, type=BreakerList).breakers
+            fleet = connection.get(rpc.Status(), FleetStatus)
+            breakers = connection.get(rpc.ListBreakers(), BreakerList).breakers
             asked = rpc.Events(follow=False, level="warning", limit=EVENTS_SHOWN_MAX)
-            events = msgspec.json.decode(connection.request(asked), type=RecentEvents).recent
-            found = connection.request(rpc.ShowMemory())
-            memory = msgspec.json.decode(found, type=MemoryStatus)
-            found = connection.request(rpc.ListSchedules())
-            schedules = msgspec.json.decode(found, type=ScheduleList).schedules
+            events = connection.get(asked, RecentEvents).recent
+            memory = connection.get(rpc.ShowMemory(), MemoryStatus)
+            schedules = connection.get(rpc.ListSchedules(), ScheduleList).schedules
             self._refresh_dead(connection, fleet)
         now = time.monotonic()
         done = {p.name: float(p.succeeded + p.failed) for p in fleet.pools}
@@ -147,12 +144,12 @@ class Looker:
         if failed == self._dead_of and not due:
             return
         try:
-            found = connection.request(rpc.ListDead(limit=DEAD_SHOWN_MAX))
+            found = connection.get(rpc.ListDead(limit=DEAD_SHOWN_MAX), TaskList)
         except rpc.RpcError as error:
             if error.code != rpc.NOT_ALLOWED:  # members of view_group see no tasks
                 raise
             return
-        self._dead, self._dead_of = msgspec.json.decode(found, type=TaskList).tasks, failed
+        self._dead, self._dead_of = found.tasks, failed
 
     def ask(self, params: rpc.Params) -> str:
         """Have something done; return why it was refused, or ""."""

@@ -180,9 +180,7 @@ class MemoryStore:
 
     def _recovered(self, new: NewRecord, since_ns: int, now_ns: int, wall_ns: int) -> Recovered:
         spec = new.spec
-        change = LiveRecord(new.seq, 0, 0, 0, spec.delay_ns, False)
-        if changed := self._changed.get(new.seq):
-            change, since_ns = changed
+        change, since_ns = self._last_change(new, since_ns)
         wait_left = time_left_ns(since_ns, change.wait_ns, wall_ns)
         expires_left = time_left_ns(new.submitted_wall_ns, spec.expires_ns, wall_ns)
         return Recovered(
@@ -196,6 +194,11 @@ class MemoryStore:
             interruptions=change.interruptions,
             begun=change.begun,
         )
+
+    def _last_change(self, new: NewRecord, since_ns: int) -> tuple[LiveRecord, int]:
+        """Return the last change of a task, and its wall time: of a new one, its submit."""
+        unchanged = (LiveRecord(new.seq, 0, 0, 0, new.spec.delay_ns, False), since_ns)
+        return self._changed.get(new.seq, unchanged)
 
     def _find_fact(self, query: FindFact) -> bytes | None:
         value, end_ns = self._facts.get((query.kind, query.key), (None, 0))
@@ -297,14 +300,12 @@ class MemoryStore:
     def _find(self, task_id: str) -> StoredTask | None:
         if live := self._live.get(task_id):
             new, since_ns = live
-            attempt, crashes, begun, wait_ns = 0, 0, False, new.spec.delay_ns
-            if changed := self._changed.get(new.seq):
-                change, since_ns = changed
-                attempt, crashes, begun = change.attempt, change.crashes, change.begun
-                wait_ns = change.wait_ns
-            state = live_state(begun, time_left_ns(since_ns, wait_ns, self._wall_ns()))
+            change, since_ns = self._last_change(new, since_ns)
+            wait_left = time_left_ns(since_ns, change.wait_ns, self._wall_ns())
+            state = live_state(change.begun, wait_left)
             return StoredTask(
-                new.seq, new.spec, state, None, crashes, attempt, new.submitted_wall_ns
+                *(new.seq, new.spec, state, None),
+                *(change.crashes, change.attempt, new.submitted_wall_ns),
             )
         if finished := self._finished.get(task_id):
             return self._stored(*finished)

@@ -1,4 +1,4 @@
-"""Commands about failed tasks on control.sock: list them, run them again, forget them."""
+"""Commands about failed tasks on control.sock: run them again, forget them."""
 
 from musterd.ipc.wire.messages import FAILED as TASK_FAILED
 from musterd.ipc.wire.messages import Rejection
@@ -8,8 +8,6 @@ from musterd.supervisor.api.status import (
     PurgeResult,
     RefusedTask,
     RetryResult,
-    TaskList,
-    task_status,
 )
 from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
 from musterd.supervisor.core.model import events
@@ -17,12 +15,10 @@ from musterd.supervisor.core.tasks.manual_retry import NO_SUCH_TASK, NOT_ENDED, 
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.store.interface import (
     FindTasks,
-    ListFinished,
     Purge,
     Purged,
     StoredTask,
 )
-from musterd.supervisor.views import fleet as fleet_view
 
 
 class DeadCommands:
@@ -32,21 +28,9 @@ class DeadCommands:
 
     def methods(self) -> Methods:
         return {
-            rpc.ListDead: self._list,
             rpc.RetryTasks: self._retry,
             rpc.PurgeTasks: self._purge,
         }
-
-    def _list(self, params: rpc.ListDead) -> Pending:
-        pending = Pending()
-
-        def found(stored: list[StoredTask]) -> None:
-            tasks = [task_status(fleet_view.stored_view(each), with_value=False) for each in stored]
-            pending.resolve(TaskList(tasks=tasks[: params.limit], more=len(tasks) > params.limit))
-
-        query = ListFinished(TASK_FAILED, params.pool or None, params.limit + 1)
-        self._shell.store_requests.ask(query, found, pending.unreadable)
-        return pending
 
     def _retry(self, params: rpc.RetryTasks) -> Pending:
         ids = list(dict.fromkeys(params.ids))

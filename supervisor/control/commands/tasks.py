@@ -32,6 +32,9 @@ class TaskCommands:
             rpc.SubmitTask: self._submit,
             rpc.GetTask: self._get,
             rpc.ListTasks: self._list,
+            rpc.ListDead: lambda params: self._list(
+                rpc.ListTasks(state="failed", pool=params.pool, limit=params.limit)
+            ),
             rpc.CancelTasks: self._cancel,
             rpc.InvalidateCache: self._invalidate,
         }
