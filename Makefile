@@ -2,14 +2,14 @@
 # make test-trixie | make test-forky | make install | make uninstall
 # (see README.md)
 #
-# Everything is made from scratch on a fresh Debian or Ubuntu: Debian packages through apt (as root,
+# The targets install what they need on a fresh Debian or Ubuntu: Debian packages through apt (as root,
 # else through sudo), Python packages into .venv. Nothing is installed twice.
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-# The system's interpreter where there is one: services that run as their own user can read it,
-# which they cannot in somebody's home.
+# Prefer the system's interpreter: services with their own user can read it, unlike one in somebody's
+# home.
 PYTHON ?= $(shell for p in /usr/bin/python3 python3.13 python3.12 python3.11 python3; do \
 	command -v $$p >/dev/null && $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' && echo $$p && break; done)
 VENV := .venv
@@ -17,20 +17,20 @@ NODE := .venv-node
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check
 
-# Debian packages: to make virtual environments, to build systemd-python, and the browser.
+# Debian packages: for virtual environments, to build systemd-python, and the browser.
 DEBIAN_BASE := python3-venv
 DEBIAN_BUILD := gcc pkg-config libsystemd-dev python3-dev
 DEBIAN_BROWSER := chromium
 DEBIAN_SHELL := chromium-headless-shell
-# Its redis-check-rdb is the server, which goes by the name it is called by.
+# Its redis-check-rdb is the server under another name.
 DEBIAN_REDIS := redis-tools
 DEBIAN_NODE := nodejs npm
-# A systemd with users' sessions, to boot in the tests; man, to look at the manual with; curl, to ask
-# over HTTP; sqlite3, to make the backups of docs/operations.md.
+# For tests that boot a machine: a systemd with user sessions, man to read the manual, curl for HTTP
+# requests, sqlite3 for the backups of docs/operations.md.
 DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db curl sqlite3
-# To compare with what we make of answers that break HTTP.
+# To compare how musterd and curl treat answers that break HTTP.
 DEBIAN_CURL := curl
-# What a Debian in a folder needs beside that to have musterd installed and tested in it.
+# The other packages that a Debian in a folder needs to install and test musterd.
 DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
 .PHONY: help demo example test test-setup test-fast test-long coverage test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
@@ -64,9 +64,9 @@ example: $(VENV)/.browser
 run: $(VENV)/.base
 	@$(BIN)/musterd run -c etc/musterd.toml
 
-# Twice as many at a time as there are processors: most tests wait for processes. What takes longest
-# comes first. tests/system boots machines of its own, for which one has to be root; else it is
-# skipped. Nothing is run twice to make it pass. SHUFFLE=1: in an order by chance, which is told.
+# Twice as many tests as processors run at a time, because most tests wait for processes. The slowest
+# folders come first. tests/system boots machines, which needs root; else it is skipped. No test is run
+# twice to make it pass. SHUFFLE=1: in random order, whose seed is printed.
 TESTS ?= tests/system tests/browser tests/chaos tests/integration tests/sim tests/unit
 JOBS ?= $(shell expr 2 '*' $$(nproc))
 SPREAD = -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(SHUFFLE),-p randomly)
@@ -76,7 +76,7 @@ test-setup: $(VENV)/.dev $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tes
 test: test-setup
 	@$(BIN)/python -m pytest $(TESTS) $(SPREAD)
 
-# The unit tests and a short simulation: no daemon, no browser.
+# Unit tests and a short simulation: no daemon, no browser.
 test-fast: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/sim tests/unit -n $$(nproc) --dist loadfile --no-loadscope-reorder --seeds 100
 
@@ -84,9 +84,9 @@ test-fast: $(VENV)/.dev
 test-long: test-setup
 	@$(BIN)/python -m pytest $(TESTS) $(SPREAD) --long
 
-# The service on a real systemd and the unit tests, on other releases of Debian than this machine's.
-# Each is a folder made by debootstrap, from where apt gets this machine's (or MIRROR=http://...), and
-# kept. What a machine has to have is in tests/system/bed.
+# The service on a real systemd, and the unit tests, on other releases of Debian than this machine's.
+# debootstrap makes each release in a folder, from the mirror of this machine's apt (or
+# MIRROR=http://...), and the folder is kept. tests/system/bed says what a machine needs.
 TREES := .trees
 test-trixie test-forky: TESTS = tests/system
 test-trixie test-forky: test-%: $(VENV)/.dev debian-debootstrap
@@ -94,7 +94,8 @@ test-trixie test-forky: test-%: $(VENV)/.dev debian-debootstrap
 		$(DEBIAN_TREE) $(DEBIAN_BASE) $(DEBIAN_BUILD) $(DEBIAN_SYSTEM)
 	@$(BIN)/python -m pytest $(TESTS) --tree $(CURDIR)/$(TREES)/$*
 
-# Which lines no test reaches: in the daemon, its fork servers and workers too, unless they are killed.
+# Show the lines that no test reaches, also in the daemon, its fork servers and workers, unless they are
+# killed.
 COVERAGE ?= tests/unit tests/integration
 coverage: $(VENV)/.dev
 	@$(BIN)/coverage erase
@@ -115,7 +116,7 @@ format: $(VENV)/.dev
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
-# The dashboard in its main states, as the tests see it; one is in the documents.
+# Pictures of the dashboard in its main states, made by the tests; one is part of the documentation.
 SHOTS ?= $(CURDIR)/.screenshots
 screenshots: $(VENV)/.dev
 	@mkdir -p $(SHOTS)
@@ -135,14 +136,14 @@ bench-fleet: $(VENV)/.base
 bench-growth: $(VENV)/.base
 	@$(BIN)/python bench/growth.py --svg docs/images/growth.svg $(BENCH)
 
-# With the more frugal headless shell as well, where Debian has it.
+# Also measures the headless shell, which takes less memory, where Debian has it.
 bench-browser: $(VENV)/.browser
 	-@$(MAKE) --no-print-directory debian-shell
 	@$(BIN)/python bench/browser.py $(BENCH)
 
-# Each peer into a virtual environment of its own, from pinned versions. Redis is that of Debian, out
-# of the package that starts no server: the benchmark starts its own, on a port of its own. The folder
-# bench/versus has what each of them is told.
+# Each peer has its own virtual environment with pinned versions. Redis comes from a Debian package that
+# starts no server: the benchmark starts one on a free port. The folder bench/versus has the settings of
+# each peer.
 PEERS := celery dramatiq rq huey arq parsl
 PEER_VENVS := .venv-peers
 bench-peers: $(VENV)/.base $(PEERS:%=$(PEER_VENVS)/%/.installed) $(PEER_VENVS)/redis-server
@@ -154,10 +155,10 @@ chaos: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/chaos --long \
 		--chaos-seconds $(CHAOS_SECONDS) --chaos-restarts $(CHAOS_RESTARTS) $(CHAOS)
 
-# Into a virtual environment of the system's own interpreter, which every user can read. Built from a
-# copy: what root writes while building is not left in here. Each may be stopped anywhere and run again:
-# an environment without pip is made anew (also after an upgrade to another Python), and one whose
-# musterd is gone has nothing more to uninstall.
+# Install into a virtual environment of the system's interpreter, which every user can read. Build from a
+# copy, so that root leaves no files in this directory. Both targets may be stopped anywhere and run
+# again: an environment without pip is made anew (also after an upgrade of Python), and an environment
+# without musterd has nothing more to uninstall.
 PREFIX ?= /opt/musterd
 EXTRAS ?= systemd,web
 install: debian-base debian-build
@@ -184,9 +185,9 @@ soak-browser: $(VENV)/.dev
 clean:
 	rm -rf $(VENV) $(NODE) $(PEER_VENVS) $(TREES) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# -- what has to be there first -----------------------------------------------------------------
+# -- prerequisites ------------------------------------------------------------------------------
 
-# $(call debian,packages): install those that are missing.
+# $(call debian,packages): install the packages that are missing.
 define debian
 	@missing=$$(for p in $(1); do dpkg-query -W -f='$${Status}' $$p 2>/dev/null | grep -q 'ok installed' || echo $$p; done); \
 	if [ -n "$$missing" ]; then \
@@ -229,8 +230,8 @@ $(VENV)/.base: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@$(PIP) install -c constraints.txt --no-build-isolation -e .
 	@touch $@
 
-# Prometheus' own check of etc/prometheus-rules.yml. Only that program, out of the Debian package:
-# installed as a whole, it would start a server. Where it cannot be had, those tests are skipped.
+# promtool checks etc/prometheus-rules.yml. Only this program is taken out of the Debian package, which
+# would start a server when installed. Without promtool, its tests are skipped.
 $(BIN)/promtool: | $(VENV)/bin/python
 	@if command -v promtool >/dev/null; then ln -sf "$$(command -v promtool)" $@; exit 0; fi; \
 	command -v apt-get >/dev/null || { echo "without promtool, some tests are skipped"; exit 0; }; \
@@ -240,7 +241,7 @@ $(BIN)/promtool: | $(VENV)/bin/python
 	dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xf - ./usr/bin/promtool && \
 	mv usr/bin/promtool $(abspath $(BIN))/promtool || echo "without promtool, some tests are skipped"
 
-# zeromq.js, which speaks to a daemon in the tests, from pinned versions.
+# zeromq.js, a foreign client in the tests, with pinned versions.
 $(NODE)/.installed: tests/integration/node/package.json
 	@command -v npm >/dev/null || $(MAKE) --no-print-directory debian-node
 	@echo "installing zeromq.js into $(NODE)"
@@ -248,8 +249,8 @@ $(NODE)/.installed: tests/integration/node/package.json
 	@cd $(NODE) && npm install --silent --no-audit --no-fund --no-package-lock
 	@touch $@
 
-# html5lib's tests of encodings, out of its source package, whose metadata an older setuptools reads.
-# Where it cannot be had, those tests are skipped.
+# html5lib's tests of encodings, from its source package, which needs an older setuptools. Without them,
+# some of our tests are skipped.
 HTML5LIB := 1.1
 $(VENV)/html5lib-tests: | $(VENV)/bin/python
 	@echo "fetching html5lib's tests"; into=$$(mktemp -d) && trap 'rm -rf "$$into"' EXIT && \

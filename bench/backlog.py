@@ -1,9 +1,9 @@
 """Measure whether a long queue is slower than a short one, and its memory in the supervisor.
 
-The queue is held at a depth: a pool is paused and filled, then it works, and as many tasks as are
-done are submitted again. First so many go by that what was kept in memory is gone, then the rate of
-what is done is taken. So a queue of any depth has the same to do: tasks come, run and go, and their
-results are told; what differs is where they wait.
+The queue is kept at one depth: a pool is paused and filled, then it works, and each finished task
+is replaced by a new one. The clock starts when all tasks that were kept in memory are done. So the
+daemon does the same work at every depth: tasks come, run and go, and their results are told. Only
+the place where tasks wait differs.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.ctl.connection import Connection
 
 BATCH = 5_000
-CLIENT_TASKS = 50_000  # per client: one that waits for a million results needs memory too
+CLIENT_TASKS = 50_000  # per client, because a client with a million results needs memory, too
 REQUEST = ("bench.noop", {"data": ARGUMENT})
 POOLS = {"bench": (BENCH_WORKERS, WORKERS)}
 

@@ -2,14 +2,14 @@
 
 python bench/browser.py [--quick] [--json FILE] [--only NAME] [--executable PATH]...
 
-Side by side, in turns, on the same browser and the same page on loopback:
+In turns, with the same browser and the same page on loopback:
 
     musterd          browser.extract, submitted one after the other, with either backend
     bare Playwright  a script that keeps one browser open; a fresh context per request, closed after
     new browser      the same script, but each request launches a browser and closes it
-    new program      the same, and Playwright's driver as well, as in the examples of its manual
+    new program      the same, with a new Playwright driver, as in the examples of its manual
 
-The scripts wait for nothing but the page: no queue, no commit, no deadline from outside.
+The scripts wait for the page only: no queue, no commit, no outer deadline.
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 python bench/growth.py [--quick] [--rounds N] [--only AXIS] [--json FILE] [--svg FILE]
 
-One thing grows at a time: tasks that are queued, workers, sites, clients. Each point is a daemon of
-its own; the points of an axis take turns, and the median of the rounds counts.
+One thing grows at a time: queued tasks, workers, sites, clients. Each point is a separate daemon;
+the points of an axis take turns, and the median of the rounds counts.
 """
 
 import contextlib

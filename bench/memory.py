@@ -10,11 +10,11 @@ from fleet import BenchError, Fleet
 from plan import POOLS, WORKERS, Stage
 
 PARSER_MODULE = "musterd.workers.parser"
-BARE_POOL, LOADED_POOL = "memory.pool.worker", "memory.pool.parser"  # compared like with like
+BARE_POOL, LOADED_POOL = "memory.pool.worker", "memory.pool.parser"  # a fair comparison
 
 
 def measure(stage: Stage) -> Measure:
-    """Measure a fleet started for this: nothing has run in it before."""
+    """Measure a new fleet, in which nothing has run before."""
     with Fleet(stage.folder / "weighed", "full", POOLS) as fleet:
         figures = [
             _figure("musterd.supervisor", "musterd, supervisor", [pss(fleet.pid)]),

@@ -1,7 +1,7 @@
 """The tasks of bench.workers for multiprocessing.Pool and ProcessPoolExecutor.
 
-Both fork their workers, which is the fastest way they have; the benchmark has no thread and no
-connection of its own when it starts them. Run as a program, this is an idle Pool to be weighed.
+Both fork their workers, their fastest way; the benchmark has no thread and no connection when it
+starts them. Run as a program, this module is an idle Pool whose memory is measured.
 """
 
 import importlib

@@ -7,7 +7,7 @@ from msgspec import Struct
 
 WORKERS = 2
 ARGUMENT = "x" * 100
-ANSWER_SECONDS = 120.0  # slower answers never come
+ANSWER_SECONDS = 120.0  # later answers never come
 # The pools of each daemon: one for load, one of a single worker to be killed during its task, and
 # the parser, whose replacement and memory are measured.
 POOLS = {

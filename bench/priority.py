@@ -1,7 +1,7 @@
 """Measure how long an urgent task waits behind a long queue, until its handler starts.
 
-The handler answers with the monotonic clock, which is one for all processes. The standard
-library's pools know no priorities: the urgent task waits for everything in front of it.
+The handler answers with the monotonic clock, which all processes share. The standard library's
+pools have no priorities: the urgent task waits for everything in front of it.
 """
 
 import statistics

@@ -3,7 +3,7 @@
 python bench/queues.py [--quick] [--only KEYS] [--measure NAMES] [--json FILE] [--plot FILE]
 python bench/queues.py --from FILE [--plot FILE] [--document FILE]
 
-The peers are in bench/versus, one short file each, with the settings they were given and why;
+The peers are in bench/versus, one short file each, with their settings and the reasons;
 `make bench-peers` installs them, and Redis, first.
 """
 
@@ -70,7 +70,7 @@ def _machine(place: Path, load: float, fsync: str) -> Machine:
 
 
 def _some(known: tuple[str, ...], kind: str) -> "type[click.ParamType]":
-    """A comma-separated list of known words."""
+    """Make a click type: a comma-separated list of known words."""
 
     class Some(click.ParamType):
         name = kind
@@ -97,28 +97,28 @@ def _interrupt(number: int, frame: object) -> None:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--quick", is_flag=True, help="Tiny rounds: shows that it works, measures nothing.")
-@click.option("--only", type=_some(KEYS, "systems")(), help=f"Of {', '.join(KEYS)}.")
-@click.option("--measure", type=_some(MEASURES, "names")(), help=f"Of {', '.join(MEASURES)}.")
-@click.option("--rounds", type=click.IntRange(1), help="How often each system has its turn.")
+@click.option("--quick", is_flag=True, help="Show that it works, without useful figures.")
+@click.option("--only", type=_some(KEYS, "systems")(), help=f"Some of {', '.join(KEYS)}.")
+@click.option("--measure", type=_some(MEASURES, "names")(), help=f"Some of {', '.join(MEASURES)}.")
+@click.option("--rounds", type=click.IntRange(1), help="Number of rounds.")
 @click.option(
     "--fsync",
     type=click.Choice(redis_server.FSYNCS),
     default=redis_server.FSYNCS[0],
     help="How often Redis syncs its file.",
 )
-@click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the figures.")
-@click.option("--plot", type=click.Path(path_type=Path), help="Where to draw the picture.")
+@click.option("--json", "path", type=click.Path(path_type=Path), help="File for figures.")
+@click.option("--plot", type=click.Path(path_type=Path), help="File for the picture.")
 @click.option(
     "--document",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="A page to put the tables into, between its marks.",
+    help="Markdown page for the tables, between its marks.",
 )
 @click.option(
     "--from",
     "earlier",
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Measure nothing: the figures of an earlier run.",
+    help="Show the figures of an earlier run instead of measuring.",
 )
 def main(
     *,

@@ -1,8 +1,8 @@
 """Measure the time from `kill -9` of a worker to its replacement, and to the next result.
 
-The next task is measured with a single worker, killed in the middle of a task, so that no other
-can take the next one meanwhile. Whether the task under which the worker died still came back is
-noted as well: a Pool loses it without a word, a ProcessPoolExecutor breaks as a whole.
+The next task is measured with a single worker, killed during a task, so that no other worker can
+take the next one. The benchmark also notes whether the task of the killed worker still comes back:
+a Pool loses it silently, a ProcessPoolExecutor breaks as a whole.
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ from fleet import BenchError, Fleet
 from plan import ANSWER_SECONDS, ARGUMENT, Stage
 
 HOLD_SECONDS = 600.0  # duration of the task whose worker is killed
-LOST_SECONDS = 0.5  # after the next task, until a missing one counts as lost
+LOST_SECONDS = 0.5  # after the next task; then a missing one counts as lost
 LOOK_SECONDS = 0.001
 READY = frozenset(("RUNNING", "BUSY"))
 

@@ -11,7 +11,7 @@ from plan import ANSWER_SECONDS, ARGUMENT, WORKERS, Stage
 from wire import wire
 
 WARM_UP = 50
-MESSAGE = bytes(200)  # as long as that of a task
+MESSAGE = bytes(200)  # as long as the message of a task
 
 
 def measure(stage: Stage) -> Measure:

@@ -1,4 +1,4 @@
-"""Measure musterd side by side with what Python has built in; print figures and ratios.
+"""Measure musterd side by side with Python's built-in pools; print figures and ratios.
 
 python bench/run.py [--quick] [--json FILE] [--only NAME]
 """

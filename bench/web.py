@@ -24,7 +24,7 @@ HEALTH_P99_SECONDS_MAX = 0.020
 CHECK_SECONDS = 0.02  # between requests to /healthz
 SCRAPE_SECONDS = 5.0
 DASHBOARD_SECONDS = 1.0
-SLICES = 10  # batches a second that the load is submitted in
+SLICES = 10  # batches per second in which the load is submitted
 QUESTIONS = 200
 ASKED = (rpc.Metrics, rpc.Status, rpc.ListBreakers, rpc.ListSchedules, rpc.ShowMemory, rpc.Version)
 
@@ -148,9 +148,9 @@ def health(fleet: Fleet, rate: int, seconds: float) -> bool:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--workers", default=200, show_default=True, help="Of the fleet that is looked at.")
-@click.option("--rate", default=10_000, show_default=True, help="Tasks a second beside /healthz.")
-@click.option("--seconds", default=15.0, show_default=True, help="How long each is measured.")
+@click.option("--workers", default=200, show_default=True, help="Workers of the fleet.")
+@click.option("--rate", default=10_000, show_default=True, help="Tasks per second beside /healthz.")
+@click.option("--seconds", default=15.0, show_default=True, help="Duration of each measurement.")
 def main(workers: int, rate: int, seconds: float) -> None:
     """Measure the web process: memory, what it costs the supervisor, how fast it answers."""
     with tempfile.TemporaryDirectory(prefix="musterd-bench-", dir=disk_directory()) as name:

@@ -1,8 +1,8 @@
-"""A message there and back over ZeroMQ, with nothing behind it: what is left of a round trip if
-neither client, supervisor nor worker has anything to do.
+"""Send a message there and back over ZeroMQ, with nothing behind it: the part of a round trip that
+is left if client, supervisor and worker have nothing to do.
 
-    python wire.py router TASKS WORKERS    what the supervisor does: from one ROUTER to the other
-    python wire.py worker WORKERS          what a worker does: back
+    python wire.py router TASKS WORKERS    the supervisor's part: from one ROUTER to the other
+    python wire.py worker WORKERS          the worker's part: back
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from musterd.ipc.wire.router import Router
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.sockets.listen import listen
 
-SECONDS = 30.0  # slower answers never come
+SECONDS = 30.0  # later answers never come
 LOOK_SECONDS = 0.01
 
 
@@ -32,18 +32,23 @@ def route(tasks: Path, workers: Path) -> None:
     for each in (outer, inner):
         epoll.register(each.fileno(), select.EPOLLIN)
     worker = client = 0
+    held: list[bytes] = []  # sent by the client before the worker was there
     while True:
         ready = [fd for fd, _ in epoll.poll(1)]
         if inner.fileno() in ready:
             for number, answered in inner.receive():
                 worker = number
+                while held:
+                    inner.send(worker, held.pop(0))
                 if answered:
                     outer.send(client, bytes(answered))
         if outer.fileno() in ready:
             for number, asked in outer.receive():
                 client = number
-                if asked:
+                if asked and worker:
                     inner.send(worker, bytes(asked))
+                elif asked:
+                    held.append(bytes(asked))
 
 
 class End:
@@ -104,7 +109,8 @@ def wire(folder: Path) -> Iterator[End]:
             stack.callback(process.kill)
         end = End(tasks)
         stack.callback(end.close)
-        time.sleep(0.2)  # until the worker is connected
+        end.send(b"?")
+        end.receive()  # the worker is there
         yield end
 
 

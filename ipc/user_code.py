@@ -56,7 +56,7 @@ class _Finder(MetaPathFinder):
         return None
 
     def _from_source(self, spec: ModuleSpec) -> ModuleSpec:
-        # Exactly this class: a foreign loader knows what it does.
+        # Exactly this class: a foreign loader may do something else.
         if type(spec.loader) is SourceFileLoader:
             file = os.path.abspath(spec.loader.path)
             if not file.startswith(self._libraries):

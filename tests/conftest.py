@@ -23,7 +23,9 @@ LOOKS = frozenset(("open", "os.listdir", "os.scandir", "sqlite3.connect"))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long one example takes says more about what else this machine does than about us.
-hypothesis.settings.register_profile("musterd", deadline=None)
+hypothesis.settings.register_profile(
+    "musterd", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("musterd")
 
 

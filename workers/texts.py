@@ -9,7 +9,7 @@ SHOWN_CHARS_MAX = 80
 
 
 def plain_text(text: object, chars_max: int) -> str:
-    """Return a plain `str` of at most so many characters that UTF-8 can carry.
+    """Return a plain `str` of at most this many characters that UTF-8 can carry.
 
     Half of a surrogate pair, as in scraped text and file names, is written out (`\\ud83d`).
     """

@@ -1,7 +1,7 @@
-"""arq: one process per worker, each with up to ten coroutines at once, as it comes.
+"""arq: one process per worker, each with up to ten coroutines at once, the default.
 
-It polls, on both sides: every 10 ms here, instead of every 500. It has no program that starts its
-workers again, and no priorities.
+Client and worker poll: every 10 ms here, instead of every 500. arq has no program that restarts its
+workers, and no priorities.
 """
 
 import asyncio
@@ -14,8 +14,8 @@ import peer
 import tasks
 
 POLL_SECONDS = 0.01
-AT_ONCE = 100  # of the client, submitting
-QUIET = {"version": 1, "loggers": {"arq": {"level": "WARNING"}}}  # not two lines for every job
+AT_ONCE = 100  # submits of the client at once
+QUIET = {"version": 1, "loggers": {"arq": {"level": "WARNING"}}}  # no two lines for every job
 
 
 async def echo(ctx: Any, data: str) -> str:

@@ -1,8 +1,8 @@
 """Celery: prefork, Redis as broker and as result backend.
 
-As its manual says for tasks that must not be lost: acknowledged late, and given back when their
-process dies. Priorities as it says for Redis: lists per priority, asked in this order. The client
-does what the manual's first steps do: `apply_async`, then `get`. No events, no gossip.
+The settings are those of its manual for tasks that must not be lost: acknowledged late, returned
+when their process dies. Priorities are those for Redis: a list for each priority, read in order.
+The client follows the manual's first steps: `apply_async`, then `get`. No events, no gossip.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import celery
 import peer
 import tasks
 
-URGENT, USUAL = 0, 6  # with Redis, 0 is the highest
+URGENT, USUAL = 0, 6  # 0 is the highest with Redis
 
 app = celery.Celery("bench", broker=peer.REDIS, backend=peer.REDIS)
 app.conf.update(

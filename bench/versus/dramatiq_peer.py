@@ -1,7 +1,7 @@
 """Dramatiq: Redis as broker and as result backend, one thread in each process.
 
-Messages are acknowledged when they are done, by default. Urgent tasks have a priority and, as the
-priority only counts among the messages that a worker has fetched, a queue of their own.
+Messages are acknowledged when they are done, the default. Urgent tasks have a priority and a
+separate queue, because priorities only order the messages that a worker has fetched.
 """
 
 from importlib.metadata import version

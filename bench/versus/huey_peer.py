@@ -1,8 +1,7 @@
 """Huey with worker processes: on Redis, or on SQLite when BENCH_HUEY says so.
 
-Redis with priorities, and results told instead of polled for. SQLite with every commit synced; it
-has to be polled, which is done every 10 ms. Crashed workers are looked for every second instead of
-every ten.
+Redis has priorities, and results are pushed. SQLite syncs every commit; results are polled, every
+10 ms. Crashed workers are looked for every second instead of every ten.
 """
 
 import os

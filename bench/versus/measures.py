@@ -1,4 +1,4 @@
-"""The measurements, the same for every system; they run in its client. Only standard library."""
+"""The measurements, the same for every system; they run in its client. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ import tasks
 if TYPE_CHECKING:
     from peer import Peer
 
-ANSWER_SECONDS = 120.0  # what takes longer than this will never come
+ANSWER_SECONDS = 120.0  # later answers never come
 START_SECONDS = 30.0
 LOOK_SECONDS = 0.001
-TASKS_MIN, TASKS_MAX = 100, 200_000  # of one round of throughput
+TASKS_MIN, TASKS_MAX = 100, 200_000  # tasks of one throughput round
 CALIBRATION_SECONDS = 0.5
 WARM_UP = 20  # round trips before the clock starts
-HOLD_SECONDS = 3600.0  # how long the task lasts that its worker is killed under
-REST_SECONDS = 1.0  # from the beginning of that task to the kill: whatever a start takes is over
+HOLD_SECONDS = 3600.0  # duration of the task whose worker is killed
+REST_SECONDS = 1.0  # from the beginning of that task to the kill, so that the start is over
 PROBE_GAP_SECONDS = 0.05
-PROBES_OVER_SECONDS = 1.0  # that a wait may take if another is to be measured
+PROBES_OVER_SECONDS = 1.0  # the longest wait after which another is measured
 
 
 def ready(peer: Peer, workers: int) -> None:
-    """Until tasks come back, from all workers as far as one can see."""
+    """Wait until tasks come back, from all workers as far as one can see."""
     handles = peer.submit_all("nap", [(0.01,)] * (10 * workers))
     for handle in handles:
         peer.result(handle, START_SECONDS)
 
 
 def throughput(peer: Peer, seconds: float) -> dict[str, float]:
-    """From the first submit to the last result in hand, for so many tasks as take about so long."""
+    """Measure from the first submit to the last result, with as many tasks as take that long."""
     count = TASKS_MIN
     for about in (CALIBRATION_SECONDS, seconds):
         took = _run(peer, count)
@@ -51,7 +51,7 @@ def _run(peer: Peer, count: int) -> float:
 
 
 def roundtrip(peer: Peer, seconds: float, most: int) -> list[float]:
-    """What each of the round trips took, one after the other, for so long or so many."""
+    """Return the time of each round trip, one after the other, for that long or that many."""
     for _ in range(WARM_UP):
         _one_trip(peer)
     over = time.perf_counter() + seconds
@@ -68,9 +68,9 @@ def _one_trip(peer: Peer) -> float:
 
 
 def killed(peer: Peer, path: str, next_seconds: float, fate_seconds: float) -> dict[str, Any]:
-    """Kill the only worker under its task: when does the next one run, what becomes of the first?
+    """Kill the only worker during its task; measure the next task and the fate of the first.
 
-    {"next": seconds or None if it did not run, "fate": what the killed task came to}
+    {"next": seconds, or None if it did not run, "fate": the end of the killed task}
     """
     held = peer.submit("hold", path, HOLD_SECONDS)
     victim = peer.worker_pid(_pid_in(Path(path)))
@@ -91,7 +91,7 @@ def killed(peer: Peer, path: str, next_seconds: float, fate_seconds: float) -> d
 
 
 def _next(peer: Peer, began: float, seconds: float) -> tuple[float | None, bool]:
-    """How long after the kill the next task was done; whether everything broke with it."""
+    """Return the time from the kill to the next task's end; whether the whole pool broke."""
     broke = False
     try:
         try:
@@ -119,10 +119,10 @@ def _pid_in(path: Path) -> int:
 def urgent(
     peer: Peer, *, path: str, workers: int, backlog: int, spare: int, probes: int
 ) -> dict[str, Any]:
-    """How long urgent tasks wait until their handlers start, behind a long queue of naps of 1 ms.
+    """Measure how long urgent tasks wait for their start, behind a long queue of 1 ms naps.
 
-    Where that can be done, the queue is filled before the workers start. The spare ones are for
-    what runs until the last urgent task is submitted. Where there are no priorities, one is enough.
+    Where possible, the queue is filled before the workers start. Additional naps keep it long until
+    the last urgent task is submitted. Without priorities, one urgent task is enough.
     {"waits": [seconds], "enqueued": seconds}
     """
     if not peer.queues_alone:
@@ -141,7 +141,7 @@ def urgent(
         started_ns = peer.result(peer.submit("stamp", urgent=True), ANSWER_SECONDS)
         waits.append((started_ns - began_ns) / 1e9)
         if waits[-1] > PROBES_OVER_SECONDS:
-            break  # the queue is not what it was
+            break  # the wait has changed the queue
         time.sleep(PROBE_GAP_SECONDS)
     return {"waits": waits, "enqueued": enqueued}
 
@@ -155,5 +155,5 @@ def _until_exists(path: Path) -> None:
 
 
 def notes(peer: Peer, path: str, count: int, seconds: float) -> int:
-    """Submit tasks that each take so long and leave a note: how many were acknowledged."""
+    """Submit tasks that each take that long and leave a note; return how many were acknowledged."""
     return len(peer.submit_all("note", [(path, number, seconds) for number in range(count)]))

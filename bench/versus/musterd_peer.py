@@ -1,7 +1,7 @@
-"""musterd: durability "full", or what BENCH_DURABILITY says.
+"""musterd: durability "full", or BENCH_DURABILITY.
 
-A task is on disk before it is acknowledged, and its result before it is told. Tasks go in batches,
-or one by one when BENCH_SUBMIT says so.
+A task is on disk before it is acknowledged, and its result before it is told. Tasks are submitted
+in batches, or one by one with BENCH_SUBMIT.
 """
 
 import inspect
@@ -29,7 +29,7 @@ class MusterdPeer(peer.Peer):
         self._fleet: Fleet | None = None
 
     def start(self, workers: int) -> None:
-        if self._fleet is not None:  # it was killed: on the same store
+        if self._fleet is not None:  # after a kill: the same store
             self._fleet.start()
             return
         durability = os.environ.get("BENCH_DURABILITY", "full")
@@ -49,7 +49,7 @@ class MusterdPeer(peer.Peer):
             handles = super().submit_all(name, each)
         else:
             handles = self._submit_batches(name, each)
-        if name != "echo":  # whose results are waited for anyway
+        if name != "echo":  # the results of echo are waited for anyway
             self._client.flush()
         return handles
 
@@ -69,7 +69,7 @@ class MusterdPeer(peer.Peer):
         return handle.result(seconds)
 
     def worker_pid(self, told: int) -> int:
-        """Its workers have pids of their own namespace: ask for those of the machine."""
+        """Ask the daemon for the pid: workers see only the pid of their own namespace."""
         assert self._fleet is not None
         return self._fleet.worker("bench/0").pid
 

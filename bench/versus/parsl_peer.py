@@ -1,7 +1,7 @@
-"""Parsl's HighThroughputExecutor on this machine, without encryption, which loopback can spare.
+"""Parsl's HighThroughputExecutor on this machine, without encryption, which loopback does not need.
 
-Tasks are retried, as its manual says for those that may fail by their worker. Its queue is in
-memory, and it knows no priorities.
+Tasks are retried, as its manual says for tasks whose worker may die. Its queue is in memory, and it
+has no priorities.
 """
 
 import os

@@ -1,8 +1,8 @@
-"""What a system must be able to do to be measured, and the loop that serves the benchmark.
+"""Define what a system must do to be measured, and serve the requests of the benchmark.
 
-Each peer is a program of its own, run by the interpreter of its own virtual environment. Requests
-come as lines of JSON on standard input, {"do": "throughput", "seconds": 3}; each is answered by one
-line on standard output, {"ok": ...} or {"error": "..."}. Only the standard library is used here.
+Each peer is a program that runs in its own virtual environment. Requests come as lines of JSON on
+standard input, {"do": "throughput", "seconds": 3}; each is answered by one line on standard output,
+{"ok": ...} or {"error": "..."}. This module uses the standard library only.
 """
 
 import json
@@ -18,10 +18,10 @@ import measures
 import tasks
 
 HERE = Path(__file__).resolve().parent
-BIN = Path(sys.executable).parent  # of the peer's virtual environment, not of the system's
-FOLDER = Path(os.environ["BENCH_FOLDER"])  # for files of its own, on a disk
-REDIS = os.environ.get("BENCH_REDIS", "")  # the URL of a server that nobody else uses
-# For clients that wait for results: redis-py gives up on a blocking command after 5 s.
+BIN = Path(sys.executable).parent  # of the peer's virtual environment
+FOLDER = Path(os.environ["BENCH_FOLDER"])  # for its files, on a disk
+REDIS = os.environ.get("BENCH_REDIS", "")  # the URL of a server for this peer alone
+# For clients that wait for results: redis-py gives up a blocking command after 5 s.
 PATIENT_REDIS = f"{REDIS}?socket_timeout=200"
 STOP_SECONDS = 10.0
 
@@ -29,8 +29,8 @@ STOP_SECONDS = 10.0
 class Peer:
     """A system with its client: started, given tasks, stopped."""
 
-    in_process = False  # True: its main process is this one, and with it everything ends
-    queues_alone = True  # tasks can be queued while no worker runs
+    in_process = False  # True: its main process is this one, which ends with it
+    queues_alone = True  # tasks can be queued before workers run
     priorities = True
     version = ""
 
@@ -42,33 +42,33 @@ class Peer:
         raise NotImplementedError
 
     def submit(self, name: str, *arguments: Any, urgent: bool = False) -> Any:
-        """A handle of the task, which is then acknowledged."""
+        """Submit a task; return its handle once it is acknowledged."""
         raise NotImplementedError
 
     def result(self, handle: Any, seconds: float) -> Any:
-        """What the task returned. TimeoutError if that takes longer, else the error it ended in."""
+        """Return the task's result; raise TimeoutError if it takes longer, else its error."""
         raise NotImplementedError
 
     def submit_all(self, name: str, each: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The fastest documented way to submit many."""
+        """Submit many tasks in the fastest documented way."""
         return [self.submit(name, *arguments) for arguments in each]
 
     def run_all(self, count: int) -> int:
-        """Submit so many `echo`, and wait for all results: how many were right."""
+        """Submit `count` echo tasks and wait for them; return how many results were right."""
         handles = self.submit_all("echo", [(tasks.ARGUMENT,)] * count)
         results = (self.result(handle, measures.ANSWER_SECONDS) for handle in handles)
         return sum(result == tasks.ARGUMENT for result in results)
 
     def worker_pid(self, told: int) -> int:
-        """The pid by which the benchmark can kill the worker that told its own."""
+        """Return the pid by which the benchmark can kill the worker that reported this one."""
         return told
 
     def mains(self) -> list[int]:
-        """The processes to be killed in place of a supervisor that crashes."""
+        """Return the processes whose kill stands for a crash of the supervisor."""
         return [process.pid for process in self.processes]
 
     def renew(self) -> None:
-        """Make the pool anew that broke as a whole; most do not."""
+        """Replace a pool that broke as a whole; most do not break."""
 
     def stop(self) -> None:
         for process in self.processes:
@@ -82,7 +82,7 @@ class Peer:
         self.processes.clear()
 
     def spawn(self, *command: str) -> None:
-        """One of its programs, such as its worker; its output goes into a file."""
+        """Start one of its programs, such as its worker, with its output in a file."""
         with (FOLDER / "workers.log").open("ab") as log:
             self.processes.append(
                 subprocess.Popen(
@@ -98,7 +98,7 @@ class Peer:
 
 def serve(peer: Peer) -> None:
     """Answer requests until standard input ends, then stop."""
-    # What a library prints must not get between the answers.
+    # Output of a library must not get between the answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:

@@ -1,4 +1,4 @@
-"""The picture of a run: bars on logarithmic scales, as an SVG that fits light and dark pages."""
+"""Draw the picture of a run: bars on logarithmic scales, as an SVG for light and dark pages."""
 
 import math
 from html import escape
@@ -31,8 +31,8 @@ STYLE = """
 class Panel(Struct, frozen=True):
     name: str
     title: str
-    more: bool  # is better
-    reach: str = ""  # the figure up to which a thin line goes
+    more: bool  # more is better
+    reach: str = ""  # the figure where a thin line ends
 
 
 PANELS = (
@@ -43,7 +43,7 @@ PANELS = (
 
 
 def draw(report: Report) -> str:
-    """The whole picture; panels that were not measured are left out."""
+    """Draw the whole picture, without panels that were not measured."""
     parts: list[str] = []
     top = MARGIN
     for panel in PANELS:
@@ -71,7 +71,7 @@ class Row(Struct, frozen=True):
 
 
 def _rows(report: Report, panel: Panel) -> list[Row]:
-    """The best first."""
+    """Return the rows, the best first."""
     rows = [
         Row(
             outcome.label,
@@ -119,7 +119,7 @@ def _row(row: Row, top: int, low: int, high: int) -> list[str]:
 
 
 def _decades(values: list[float]) -> tuple[int, int]:
-    """The powers of ten around the values; the lowest value has a bar that can be seen."""
+    """Return the powers of ten around the values; the lowest value still has a visible bar."""
     low = math.floor(math.log10(min(values)) - 0.2)
     return low, max(low + 1, math.ceil(math.log10(max(values))))
 

@@ -1,6 +1,6 @@
-"""multiprocessing.Pool, or ProcessPoolExecutor when BENCH_POOL says so; both fork their workers.
+"""multiprocessing.Pool, or ProcessPoolExecutor with BENCH_POOL; both fork their workers.
 
-Neither keeps anything on disk, and neither knows priorities.
+Neither keeps anything on disk, and neither has priorities.
 """
 
 import multiprocessing

@@ -1,8 +1,8 @@
-"""A Redis server of the benchmark's own: on loopback, in a temporary folder, killed and restarted.
+"""A Redis server for the benchmark: on loopback, in a temporary folder, killed and restarted.
 
-Every write goes to its append-only file. `everysec`, which Redis suggests and has by default, syncs
-that file once a second: killed, it loses nothing; when the power fails, up to a second. `always`
-syncs before it answers.
+Every write goes to its append-only file. `everysec`, which Redis recommends and has by default,
+syncs that file once a second: a kill loses nothing, a power failure up to a second. `always` syncs
+before each answer.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ LOOK_SECONDS = 0.01
 
 
 def program() -> str:
-    """Debian's, which `make bench-peers` puts beside the virtual environments; else any other."""
+    """Return Debian's program, which `make bench-peers` puts beside the peers; else any other."""
     own = VENVS / "redis-server"
     found = str(own) if own.exists() else shutil.which("redis-server")
     if found is None:
@@ -31,13 +31,13 @@ def program() -> str:
 
 
 def version() -> str:
-    """Such as "7.0.15"."""
+    """Return the version, such as "7.0.15"."""
     told = subprocess.run([program(), "--version"], capture_output=True, text=True, check=True)
     return next(word[2:] for word in told.stdout.split() if word.startswith("v="))
 
 
 class Redis:
-    """Made, started, killed, started again on the same port and file; stopped in the end."""
+    """A server that can be killed and started again on the same port and file."""
 
     def __init__(self, folder: Path, fsync: str) -> None:
         self._folder = folder
@@ -66,7 +66,7 @@ class Redis:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # an interrupted benchmark stops it by itself, in order
+                start_new_session=True,  # an interrupted benchmark stops the server in order
             )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():

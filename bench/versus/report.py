@@ -1,4 +1,4 @@
-"""The outcomes for people: two tables, in the terminal and in Markdown, and who beats musterd."""
+"""Show the outcomes: two tables, in the terminal and in Markdown, and what beats musterd."""
 
 import statistics
 from collections.abc import Callable
@@ -88,10 +88,10 @@ def _losses(report: Report) -> Sheet:
 def _sheet(
     title: str, report: Report, columns: list[tuple[str, Callable[[Outcome], Cell]]]
 ) -> Sheet:
-    """Without the columns and the rows in which there is nothing."""
+    """Make a sheet without empty columns and rows."""
     made = [(head, [make(each) for each in report.outcomes]) for head, make in columns]
     made = [(head, cells) for head, cells in made if any(cell.text for cell in cells)]
-    told = {"synced to disk"}  # says nothing by itself
+    told = {"synced to disk"}  # means nothing by itself
     rows = [
         [Cell(outcome.label), *(cells[index] for _, cells in made)]
         for index, outcome in enumerate(report.outcomes)
@@ -119,7 +119,7 @@ def _figure(report: Report, outcome: Outcome, name: str) -> Cell:
 
 
 def _number(value: float, figure: Figure) -> str:
-    """The head of the column has "/s" already."""
+    """Format a number; the head of the column has "/s" already."""
     return shown(value, COUNT if figure.unit == TASKS_PER_SECOND else figure.unit)
 
 
@@ -146,7 +146,7 @@ def _left(report: Report, outcome: Outcome) -> Cell:
 
 
 def wins(report: Report) -> list[str]:
-    """Where another system was better than musterd, line by line, or that none was."""
+    """Say where another system was better than musterd, line by line, or that none was."""
     ours = report.outcome(OURS)
     if ours is None:
         return []
@@ -196,20 +196,20 @@ def print_report(console: Console, report: Report) -> None:
 
 
 def check_place(page: str) -> None:
-    """That a page in Markdown has its marks."""
+    """Check that a page in Markdown has its marks."""
     if BEGIN not in page or END not in page:
         raise BenchError(f"the page has no place for tables: {BEGIN} and {END}")
 
 
 def filled(page: str, report: Report) -> str:
-    """The page with the tables of this report between its marks."""
+    """Return the page with the tables of this report between its marks."""
     before, _, rest = page.partition(BEGIN)
     _, _, after = rest.partition(END)
     return f"{before}{BEGIN}\n{_markdown(report)}{END}{after}"
 
 
 def _markdown(report: Report) -> str:
-    """The best of each column is bold."""
+    """Format a row in Markdown; the best value of each column is bold."""
     lines = [f"{introduction(report.machine)}."]
     for sheet in sheets(report):
         lines += ["", f"{sheet.title}:", "", f"| {' | '.join(sheet.heads)} |"]

@@ -1,11 +1,11 @@
-"""What a run found out, as it is written to JSON."""
+"""The results of a run, as written to JSON."""
 
 from figures import BYTES, SECONDS, TASKS_PER_SECOND, Figure
 from msgspec import Struct
 from versus.systems import System
 
 WORKERS = 2
-# Of each system: what its figures are called.
+# The figures of each system.
 RATE, P50, P99, NEXT, WAIT, WEIGHT = "throughput", "p50", "p99", "next_task", "urgent", "memory"
 UNITS = {
     RATE: TASKS_PER_SECOND,
@@ -18,21 +18,21 @@ UNITS = {
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """How much is measured."""
+    """The amount of measuring."""
 
     rounds: int = 3
-    throughput_seconds: float = 3.0  # of each system in each round, about
+    throughput_seconds: float = 3.0  # of each system in each round, approximately
     roundtrip_seconds: float = 2.0
     roundtrips: int = 2_000  # at most, in each round
     kills: int = 3
-    patience_seconds: float = 30.0  # what has not happened then is said not to happen
+    patience_seconds: float = 30.0  # later events count as missing
     backlog: int = 10_000
     spare: int = 2_000
     probes: int = 5
-    notes: int = 200  # tasks that are on their way when something is killed
+    notes: int = 200  # tasks under way when something is killed
     note_seconds: float = 0.02
-    notes_before: int = 40  # of them are done before
-    at_once: int = 4  # systems side by side where nothing is timed
+    notes_before: int = 40  # of them done before
+    at_once: int = 4  # systems side by side in tests without a clock
 
 
 QUICK = Plan(
@@ -52,7 +52,7 @@ QUICK = Plan(
 
 
 class Machine(Struct, kw_only=True):
-    """What the figures were measured on."""
+    """The machine that was measured."""
 
     musterd: str
     python: str
@@ -61,20 +61,20 @@ class Machine(Struct, kw_only=True):
     filesystem: str
     fsync_seconds: float
     load: float  # average of the last minute, before the run
-    redis: str = ""  # version and how often it syncs; "" if it was not needed
+    redis: str = ""  # version and sync interval; "" if not needed
 
 
 class Survival(Struct, kw_only=True):
-    """What became of acknowledged tasks when something was killed."""
+    """The fate of acknowledged tasks when something was killed."""
 
     acknowledged: int
-    finished: int  # within the patience, each counted once
-    twice: int  # ran more than once
-    left_behind: int = 0  # processes that lived on without their main process
+    finished: int  # in time, each counted once
+    twice: int  # tasks that ran more than once
+    left_behind: int = 0  # processes that survived their main process
 
 
 class Outcome(Struct, kw_only=True):
-    """Of one system. A figure without samples was measured, and did not come in time."""
+    """The outcome of one system. A figure without samples was measured but did not come in time."""
 
     key: str
     label: str
@@ -89,7 +89,7 @@ class Outcome(Struct, kw_only=True):
     problems: list[str] = []  # why something was not measured
 
     def add(self, name: str, samples: list[float]) -> None:
-        """One more round of a figure."""
+        """Add one round of a figure."""
         if name not in self.figures:
             self.figures[name] = Figure(
                 key=f"{name}.{self.key}", label=self.label, unit=UNITS[name], samples=[]

@@ -1,7 +1,7 @@
-"""RQ: `rq worker-pool` with its usual worker, which forks a process for each job.
+"""RQ: `rq worker-pool` with its default worker, which forks a process for each job.
 
-Jobs are retried, as its manual says for those that must not be lost. Urgent ones go to a queue that
-the workers look into first. Results are waited for without polling.
+Jobs are retried, as its manual says for jobs that must not be lost. Urgent jobs go to a queue that
+the workers read first. Results are awaited without polling.
 """
 
 import math

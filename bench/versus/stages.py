@@ -1,4 +1,4 @@
-"""The order of a run: rounds in which the systems take turns, then what is found out once."""
+"""The order of a run: rounds in which the systems take turns, then the tests that run once."""
 
 import threading
 import time
@@ -16,25 +16,25 @@ from versus.results import NEXT, P50, P99, RATE, WAIT, WEIGHT, WORKERS, Outcome,
 from versus.systems import KILLED, MEMORY, ROUNDTRIP, SURVIVAL, THROUGHPUT, URGENT, System
 from versus.turn import Turn
 
-REST_SECONDS = 0.5  # before an idle system is weighed
-SLOW_SECONDS = 5.0  # a next task that took so long is not measured again
+REST_SECONDS = 0.5  # before the memory of an idle system is measured
+SLOW_SECONDS = 5.0  # a next task that took longer is not measured again
 BROKER_DOWN_SECONDS = 0.3
-ORPHAN_SECONDS = 2.0  # what lives so long after its main process stays
+ORPHAN_SECONDS = 2.0  # a process that survives its main process for that long stays
 LOOK_SECONDS = 0.05
 
 Pair = tuple[System, Outcome]
 
 
 class Stage(Struct, frozen=True, kw_only=True):
-    """What every part of the run is given."""
+    """Input of every part of the run."""
 
     plan: Plan
     place: Path  # on a disk
     fsync: str  # of Redis
     measures: frozenset[str]
-    say: Callable[[str], None]  # what is being done
-    tell: Callable[[str], None]  # what went wrong
-    over: threading.Event  # the benchmark was interrupted
+    say: Callable[[str], None]  # reports progress
+    tell: Callable[[str], None]  # reports problems
+    over: threading.Event  # set when the benchmark is interrupted
 
     def wanted(self, system: System, *names: str) -> frozenset[str]:
         return self.measures & frozenset(system.measures) & frozenset(names)
@@ -47,7 +47,7 @@ class Stage(Struct, frozen=True, kw_only=True):
             with Turn(system, self.place, self.fsync) as turn:
                 outcome.version = turn.hello["version"]
                 yield turn
-        except BenchError as error:  # the others are measured all the same
+        except BenchError as error:  # the other systems are still measured
             self.tell(str(error))
             outcome.problems.append(f"{what}: {str(error).splitlines()[0]}")
 
@@ -87,7 +87,7 @@ def _steady(stage: Stage, pair: Pair, what: str) -> None:
 
 
 def _killed(stage: Stage, pair: Pair) -> None:
-    """Its only worker is killed. How long that takes again is asked only where it is not long."""
+    """Kill the only worker; repeat only while the recovery is short."""
     system, outcome = pair
     if not stage.wanted(system, KILLED):
         return
@@ -100,7 +100,7 @@ def _killed(stage: Stage, pair: Pair) -> None:
 
 
 def _fate(stage: Stage, pair: Pair) -> None:
-    """What becomes of the task whose worker is killed."""
+    """Note the fate of the task whose worker is killed."""
     patience = stage.plan.patience_seconds
     with stage.turn(pair, "its worker is killed, the task it had") as turn:
         found = _kill_worker(turn, next_seconds=patience, fate_seconds=patience)
@@ -131,7 +131,7 @@ def _urgent(stage: Stage, pair: Pair) -> None:
 
 
 def _untimed(stage: Stage, pairs: list[Pair]) -> None:
-    """What only has to be waited for, of several systems side by side."""
+    """Run the tests without a clock, of several systems side by side."""
     with ThreadPoolExecutor(stage.plan.at_once) as threads:
         futures = [
             threads.submit(find_out, stage, pair)
@@ -155,7 +155,7 @@ def _survival(stage: Stage, pair: Pair) -> None:
 
 
 def _broker_killed(stage: Stage, pair: Pair) -> None:
-    """Redis is killed at work and started again on its file; nothing else is touched."""
+    """Kill Redis at work and start it again on its file; touch nothing else."""
     with stage.turn(pair, "Redis is killed") as turn:
         path = _at_work(stage, turn)
         assert turn.redis is not None
@@ -166,7 +166,7 @@ def _broker_killed(stage: Stage, pair: Pair) -> None:
 
 
 def _main_killed(stage: Stage, pair: Pair) -> None:
-    """Its main process is killed at work and started again; the orphans are left alone."""
+    """Kill the main process at work and start it again; leave orphans alone."""
     with stage.turn(pair, "its main process is killed") as turn:
         path = _at_work(stage, turn)
         turn.look()
@@ -186,7 +186,7 @@ def _main_killed(stage: Stage, pair: Pair) -> None:
 
 
 def _at_work(stage: Stage, turn: Turn) -> Path:
-    """Until some of the tasks are done and all are acknowledged."""
+    """Wait until some of the tasks are done and all are acknowledged."""
     plan = stage.plan
     path = turn.folder / "notes"
     turn.ask("start", workers=WORKERS)
@@ -199,7 +199,7 @@ def _at_work(stage: Stage, turn: Turn) -> Path:
 
 
 def _count(stage: Stage, path: Path) -> Survival:
-    """What is finished when everything is, or when the patience is over."""
+    """Count the finished tasks when all are finished, or when the time is over."""
     deadline = time.monotonic() + stage.plan.patience_seconds
     while time.monotonic() < deadline and not stage.over.is_set():
         if len(set(_lines(path))) == stage.plan.notes:

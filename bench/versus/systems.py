@@ -1,4 +1,4 @@
-"""The systems that are measured: how each is run, and what is said about it."""
+"""The systems that are measured: how each one runs, and its description."""
 
 import sys
 from pathlib import Path
@@ -10,19 +10,19 @@ VENVS = ROOT / ".venv-peers"
 THROUGHPUT, ROUNDTRIP, MEMORY = "throughput", "roundtrip", "memory"
 KILLED, URGENT, SURVIVAL = "killed", "urgent", "survival"
 MEASURES = (THROUGHPUT, ROUNDTRIP, MEMORY, KILLED, URGENT, SURVIVAL)
-NOWHERE = "no"  # what such a system has on disk
+NOWHERE = "no"  # for systems without a disk
 
 
 class System(Struct, frozen=True, kw_only=True):
     key: str
     label: str
     script: str  # in bench/versus
-    venv: str = ""  # "" for the interpreter of the benchmark itself
+    venv: str = ""  # "": the interpreter of the benchmark
     environment: dict[str, str] = {}
     redis: bool = False
-    disk: str = NOWHERE  # when a task is synced to disk; "redis": as the server is told
-    urgent_by: str = "none"  # the way it has for urgent tasks
-    settings: str  # what was set, in a line
+    disk: str = NOWHERE  # when a task is synced to disk; "redis": as the server is configured
+    urgent_by: str = "none"  # the system's way for urgent tasks
+    settings: str  # its settings, in a line
     measures: tuple[str, ...] = MEASURES
 
     def python(self) -> str:

@@ -1,4 +1,4 @@
-"""What every system is given to do: the same functions, wrapped in its own way by each."""
+"""The tasks of every system: the same functions, wrapped by each system in its own way."""
 
 import os
 import time
@@ -7,7 +7,7 @@ ARGUMENT = "x" * 100
 
 
 def echo(data: str) -> str:
-    """Nothing, with something to carry there and back: what is left is the cost of the way."""
+    """Return the argument: the time is only the cost of transport."""
     return data
 
 
@@ -16,12 +16,12 @@ def nap(seconds: float) -> None:
 
 
 def stamp() -> int:
-    """When it began; the monotonic clock is the same in all processes of a machine."""
+    """Return the start time; all processes of a machine share the monotonic clock."""
     return time.monotonic_ns()
 
 
 def hold(path: str, seconds: float) -> None:
-    """Tells its pid and stays the first time, to be killed there; returns the second time."""
+    """Write the pid and stay the first time, to be killed; return the second time."""
     try:
         file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:
@@ -32,7 +32,7 @@ def hold(path: str, seconds: float) -> None:
 
 
 def note(path: str, number: int, seconds: float) -> None:
-    """Puts its number into the file when it is done: what ran, and how often, is found there."""
+    """Append its number to the file when it is done: the file shows what ran, and how often."""
     time.sleep(seconds)
     file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
     os.write(file, f"{number}\n".encode())

@@ -1,4 +1,4 @@
-"""One system's turn: a folder and a Redis of its own, its client, and an end without leftovers."""
+"""One system's turn: its folder and Redis, its client, and an end without leftovers."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ STOP_SECONDS = 20.0
 GONE_SECONDS = 5.0
 LOOK_SECONDS = 0.02
 LOG_LINES_SHOWN = 20
-FOLDER = "BENCH_FOLDER"  # in the environment of everything that a turn starts
+FOLDER = "BENCH_FOLDER"  # in the environment of every process that a turn starts
 
 
 class Turn:
@@ -50,17 +50,17 @@ class Turn:
         return self
 
     def begin(self) -> None:
-        """Start the client; again, if it was killed."""
+        """Start the client, also again after it was killed."""
         environment = {
             **os.environ,
             **self.system.environment,
             FOLDER: str(self.folder),
             "BENCH_REDIS": self.redis.url if self.redis is not None else "",
         }
-        if self.system.venv:  # as if it were activated: some start their programs by name
+        if self.system.venv:  # as if activated: some systems start programs by name
             programs = str(Path(self.system.python()).parent)
             environment["PATH"] = os.pathsep.join((programs, os.environ.get("PATH", os.defpath)))
-        else:  # it uses the benchmark's own modules
+        else:  # uses the benchmark's own modules
             environment["PYTHONPATH"] = str(ROOT / "bench")
         with (self.folder / "client.log").open("ab") as log:
             self._client = subprocess.Popen(
@@ -70,16 +70,16 @@ class Turn:
                 stderr=log,
                 cwd=self.folder,
                 env=environment,
-                start_new_session=True,  # an interrupted benchmark stops it by itself, in order
+                start_new_session=True,  # an interrupted benchmark stops the client in order
             )
         self._pending = b""
         self.hello = self.ask("hello")
 
     def ask(self, do: str, **arguments: Any) -> Any:
-        """The answer to a request; BenchError says why there is none."""
+        """Return the answer to a request; BenchError says why there is none."""
         assert self._client is not None
         assert self._client.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is dead: the answer says so
+        with contextlib.suppress(BrokenPipeError):  # the client is dead: the answer says so
             self._client.stdin.write(json.dumps({"do": do, **arguments}).encode() + b"\n")
             self._client.stdin.flush()
         line = self._line(time.monotonic() + ANSWER_SECONDS)
@@ -106,7 +106,7 @@ class Turn:
         return line
 
     def log(self) -> str:
-        """The last that its processes said."""
+        """Return the last output of its processes."""
         texts = [path.read_text(errors="replace") for path in sorted(self.folder.glob("*.log"))]
         return "\n".join("\n".join(texts).splitlines()[-LOG_LINES_SHOWN:])
 
@@ -116,7 +116,7 @@ class Turn:
         return self._client.pid
 
     def look(self) -> list[psutil.Process]:
-        """Its processes but for the client and Redis; also those whose parents are gone."""
+        """Return its processes except client and Redis; orphans are included."""
         for known in [self.client_pid, *self._seen]:
             with contextlib.suppress(psutil.Error):
                 process = self._seen.get(known) or psutil.Process(known)
@@ -127,7 +127,7 @@ class Turn:
         return [process for process in self._seen.values() if _lives(process)]
 
     def _marked(self) -> Iterator[psutil.Process]:
-        """Those that detached themselves, by the folder in their environment."""
+        """Return detached processes, found by the folder in their environment."""
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error, OSError):
                 folder = process.environ().get(FOLDER)
@@ -135,7 +135,7 @@ class Turn:
                     yield process
 
     def weigh(self) -> float:
-        """PSS of everything that runs: broker, main process, workers."""
+        """Return the PSS of everything that runs: broker, main process, workers."""
         pids = [process.pid for process in self.look()]
         if self.redis is not None:
             pids.append(self.redis.pid)
@@ -171,7 +171,7 @@ class Turn:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _end_client(self) -> None:
-        """Ask it to end; whatever is left of it then is killed."""
+        """Ask the client to end; kill whatever is left."""
         assert self._client is not None
         assert self._client.stdin is not None
         self.look()

@@ -1,4 +1,4 @@
-"""A console in place of a Telegram bot: it hears every button, and never waits for a website.
+"""A console in place of a Telegram bot: it hears every button and never waits for a website.
 
     python bot.py [musterd.toml]
 
@@ -35,7 +35,7 @@ class Bot:
         self.longest_pause = 0.0
 
     async def run(self, buttons: "asyncio.Queue[str]") -> None:
-        """Until somebody says quit; what was asked before is answered first."""
+        """Handle buttons until `quit`; answer everything asked before."""
         async with asyncio.TaskGroup() as background:
             endless = [background.create_task(each) for each in (self.announce(), self.measure())]
             async with asyncio.TaskGroup() as answers:
@@ -47,7 +47,7 @@ class Bot:
         say(f"bye; the bot was never deaf for longer than {self.longest_pause * 1000:.0f} ms")
 
     async def check(self, name: str) -> None:
-        """A person waits for this, so it goes before all that is scheduled."""
+        """Check an exchange for a person who waits: the task goes before all scheduled ones."""
         if name not in self.watched:
             say(f"{name}? There are {', '.join(self.watched)}, all and quit")
             return
@@ -62,19 +62,19 @@ class Bot:
             found = await task.result()
         except TaskFailed as error:
             say(f"{name}: no promo: {WHY.get(error.kind, error)}")
-        except MusterdError as error:  # a full queue, say
+        except MusterdError as error:  # for example a full queue
             say(f"{name}: try again later: {error}")
         else:
             say(f"{name}: {found['promo']!r}, after {time.monotonic() - began:.2f} s")
 
     async def announce(self) -> None:
-        """What the schedules find."""
+        """Announce the changes that the schedules find."""
         async for change in self.musterd.changes():
             found = await change.task.result()
             say(f"promo changed: {change.schedule}: {found['before']!r} -> {found['promo']!r}")
 
     async def measure(self) -> None:
-        """For how long the event loop was busy with one thing, and could hear no button."""
+        """Measure how long the event loop was busy at once and could hear no button."""
         while True:
             due = time.monotonic() + BEAT_SECONDS
             await asyncio.sleep(BEAT_SECONDS)
@@ -82,7 +82,7 @@ class Bot:
 
 
 def read_buttons(buttons: "asyncio.Queue[str]") -> None:
-    """What was typed; the end of the input is a quit, too."""
+    """Read what was typed; the end of the input counts as `quit`."""
     for line in os.read(sys.stdin.fileno(), 4096).decode().splitlines() or ["quit"]:
         buttons.put_nowait(line.strip())
 
@@ -92,7 +92,7 @@ async def main(config: Path) -> None:
     buttons: asyncio.Queue[str] = asyncio.Queue()
     asyncio.get_running_loop().add_reader(sys.stdin.fileno(), read_buttons, buttons)
     say(f"press a button: {', '.join(watched)}, all or quit")
-    async with AsyncClient(connect_timeout=math.inf) as musterd:  # it may start before the daemon
+    async with AsyncClient(connect_timeout=math.inf) as musterd:  # may start before the daemon
         await Bot(musterd, watched).run(buttons)
 
 

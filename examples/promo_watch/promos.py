@@ -27,9 +27,9 @@ class Browser(BrowserWorker):
 
 
 async def compare(ctx: Context, exchange: str, page: dict[str, Any]) -> dict[str, Any]:
-    """The promo and the one before it, which only differ from the last result if it has changed."""
+    """Return the promo and the one before it; the result differs only when the promo changes."""
     if page["notice"]:
-        raise Retry(page["notice"], after=0.5)  # "back in a moment": so are we
+        raise Retry(page["notice"], after=0.5)  # "back in a moment"
     if not page["promo"]:
         raise Permanent(f"{exchange} shows no promo: has its page another layout?")
     ctx.progress(0.9, "comparing")

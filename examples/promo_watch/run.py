@@ -1,7 +1,7 @@
-"""One command that starts the exchanges, the daemon and the bot, and ends them all.
+"""Start the exchanges, the daemon and the bot with one command, and end them all.
 
-python run.py           what you type are the buttons
-python run.py --demo    somebody else presses them, and breaks things meanwhile
+python run.py           you type the buttons
+python run.py --demo    the program presses them, and breaks things meanwhile
 """
 
 import argparse
@@ -40,7 +40,7 @@ async def end(process: Process) -> int:
 
 
 class Show:
-    """Everything that runs, in a directory of its own."""
+    """Everything that runs, in a temporary directory."""
 
     def __init__(self, folder: Path, *, demo: bool) -> None:
         self.folder = folder
@@ -53,7 +53,7 @@ class Show:
 
     @contextlib.asynccontextmanager
     async def exchanges(self) -> AsyncIterator[str]:
-        """Yields their address."""
+        """Run the exchanges; yield their address."""
         turn = ["--turn", "0"] if self.demo else []
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "sites.py", "--port", "0", *turn),
@@ -72,7 +72,7 @@ class Show:
 
     @contextlib.asynccontextmanager
     async def musterd(self) -> AsyncIterator[None]:
-        """The daemon, started again when it dies: what systemd does for a service."""
+        """Run the daemon, and start it again when it dies, as systemd does for a service."""
         keeper = asyncio.create_task(self._keep_daemon())
         try:
             yield
@@ -116,7 +116,7 @@ class Show:
         )
 
     async def ctl(self, *arguments: str) -> str:
-        """What musterctl says."""
+        """Return the output of musterctl."""
         process = await asyncio.create_subprocess_exec(
             *(*MUSTERCTL, "-s", str(self.runtime / "control.sock"), *arguments),
             stdout=PIPE,
@@ -125,7 +125,7 @@ class Show:
         return (await process.communicate())[0].decode()
 
     async def until(self, right: Callable[[str], bool], *arguments: str) -> str:
-        """What musterctl says as soon as it is right."""
+        """Return the output of musterctl as soon as it is right."""
         give_up = time.monotonic() + PATIENCE_SECONDS
         while not right(said := await self.ctl(*arguments)):
             if time.monotonic() > give_up:
@@ -146,7 +146,7 @@ class User:
         self._buttons.write("".join(f"{button}\n" for button in buttons).encode())
 
     async def read_until(self, *words: str) -> None:
-        """The bot has said all of these, in whatever order."""
+        """Wait until the bot has said all of these, in any order."""
         awaited = list(words)
         while awaited:
             try:
@@ -166,13 +166,13 @@ def all_ready(status: str) -> bool:
 
 
 def all_seen(schedules: str) -> bool:
-    """Each schedule has a result that a later one can differ from; abyss never will."""
+    """Tell whether each schedule has a result for later ones to differ from; abyss never will."""
     found = json.loads(schedules)["schedules"]
     return all(each["runs"] > 1 or each["last_state"] in ("succeeded", "failed") for each in found)
 
 
 async def demonstrate(show: Show, site: str) -> None:
-    """The life of a bot, in a quarter of a minute."""
+    """Show the life of a bot in a quarter of a minute."""
 
     async def change(exchange: str, promo: str) -> None:
         async with aiohttp.ClientSession() as session:

@@ -1,9 +1,9 @@
-"""Five exchanges on loopback, each with its own way of being a website.
+"""Five exchanges on loopback, each a different kind of website.
 
     python sites.py [--port 8700] [--turn SECONDS]
 
-prints its port and serves until it is told to stop. Every SECONDS the next exchange has another
-promo; and so it has when somebody says: curl -d 'half the fees' http://127.0.0.1:8700/aurora
+The program prints its port and serves until it is told to stop. Every SECONDS, the next exchange
+gets another promo. So does this command: curl -d 'half the fees' http://127.0.0.1:8700/aurora
 """
 
 import argparse
@@ -81,7 +81,7 @@ class Exchanges:
         return web.Response(text=f"{exchange}: {self.promos[exchange]}\n")
 
     async def turn(self, seconds: float) -> None:
-        """Every now and then, another promo somewhere."""
+        """Change a promo somewhere every now and then."""
         for edition in itertools.count(2):
             for exchange, promo in PROMOS.items():
                 await asyncio.sleep(seconds)

@@ -38,7 +38,7 @@ class _Client(NamedTuple):
 
 
 _unclosed: WeakKeyDictionary[object, _Client] = WeakKeyDictionary()
-_inherited: deque[Link] = deque()  # that nobody drives any more
+_inherited: deque[Link] = deque()  # connections without a driver
 _registered_in = 0  # the process that runs our exit handler
 
 

@@ -81,7 +81,7 @@ def taken_apart(
 
 
 def checked_arguments(name: str, iterable: Iterable[_Args]) -> Iterable[_Args]:
-    """What map() is given, itself; InvalidTask if nothing can be taken from it."""
+    """Return what map() was given; raise InvalidTask if it cannot be iterated."""
     if not isinstance(iterable, Iterable):
         raise InvalidTask(f"map takes several sets of arguments of {name}, not {shown(iterable)}")
     return iterable
@@ -94,7 +94,7 @@ def checked_callback(on_done: object) -> None:
 
 
 def checked_handles(handles: Iterable[Handle]) -> list[Handle]:
-    """Each of them once; TypeError names what is no handle."""
+    """Return each handle once; raise TypeError for anything that is no handle."""
     if not isinstance(handles, Iterable):
         raise TypeError(f"give several handles that submit() returned, not {shown(handles)}")
     unique: dict[Handle, None] = {}

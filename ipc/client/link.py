@@ -29,7 +29,7 @@ from musterd.ipc.wire.zmtp import Connection, Message
 MILLISECOND_NS = 1_000_000
 RECONNECT_NS = 20 * MILLISECOND_NS  # finds a restarted supervisor at once
 RECONNECT_NS_MAX = 200 * MILLISECOND_NS  # an absent supervisor costs five connect() a second
-# A listener may be silent for so long: one that systemd holds waits for its daemon to start.
+# A listener may be silent for this long: one that systemd holds waits for its daemon to start.
 HANDSHAKE_NS_MAX = 30_000 * MILLISECOND_NS
 CHUNKS_MAX = 64  # per pump, 4 MiB: more waits in the kernel, then on the supervisor's side
 LOOK_UP_NS = 100 * MILLISECOND_NS  # longest poll: another thread can close the client
@@ -40,7 +40,7 @@ log = logging.getLogger("musterd.client")
 
 
 def give_up_at(timeout: float | None) -> float:
-    """Return when a wait of so many seconds is over; None waits forever."""
+    """Return when a wait of this many seconds is over; None waits forever."""
     try:
         return math.inf if timeout is None else time.monotonic() + timeout
     except TypeError:

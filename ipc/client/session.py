@@ -12,9 +12,9 @@ Nothing but Hello is sent before the Welcome of a connection. A Welcome on a new
 another epoch, means that the supervisor knows nothing of us: every request not acknowledged is sent
 again (`resend`, same ids, so nothing runs twice) and every task not ended is watched again. Both
 are also done after REFRESH_NS of silence, because a ROUTER drops what a slow reader does not take.
-What was sent on the connection before may still be on its way. By the name of the session in Hello
-the supervisor knows that connection, and reads it no more: the first copy of a task never comes
-after the second one.
+Messages of the connection before may still be on their way. The supervisor recognizes that
+connection by the name of the session in Hello, and stops reading it: the first copy of a task never
+comes after the second one.
 Messages that arrive twice change nothing.
 """
 
@@ -82,7 +82,7 @@ _NO_TASK = "-"  # an id that no task has
 
 class Session:
     def __init__(self, name: str = "") -> None:
-        """`name` is told to nobody but the supervisor, and to it on every connection."""
+        """Only the supervisor gets to know `name`, on every connection."""
         self.name = name
         self.epoch = ""  # of the supervisor that answered last; "" before the first
         self.ready = False  # the Welcome of the present connection has arrived

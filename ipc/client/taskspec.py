@@ -61,7 +61,7 @@ class TaskOptions(TypedDict, total=False):
     timeout: float | timedelta | None  # of one attempt
     max_retries: int | None
     delay: float | timedelta  # before the task may run
-    expires: float | timedelta | None  # after so long the task is no longer run
+    expires: float | timedelta | None  # after this time the task is no longer run
     key: str  # unique while the task is unfinished: a second task with the key gets its result
     # Accept a cached result of the key at most so old. True: as old as [cache] allows; False: none,
     # even if @task allows one.
@@ -223,14 +223,14 @@ def packed(called: str, where: str, value: object) -> bytes:
                 "pass numbers, strings, bytes, lists and dicts"
             )
         raise InvalidTask(f"{called} cannot be sent: {where} {what}") from error
-    # Whatever is longer than a task may be is refused by the caller.
+    # The caller refuses values that are longer than a task may be.
     if NESTING_MAX < len(encoded) <= TASK_BYTES_MAX and nests_too_deeply(encoded):
         raise InvalidTask(f"{called}: nested deeper than {NESTING_MAX} levels")
     return encoded
 
 
 def _culprit(where: str, value: object) -> tuple[str, object]:
-    """Where inside a value that cannot be encoded the fault lies, and the faulty part itself."""
+    """Return where a value cannot be encoded, and the faulty part itself."""
     for _ in range(PATH_DEPTH_MAX):
         for place, part in _parts(where, value):
             try:

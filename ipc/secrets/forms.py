@@ -223,7 +223,7 @@ def _pattern(part: str) -> str:
 
 
 def _blanks(count: int, then: str) -> str:
-    """Return a pattern for so many blanks, or fewer and the end of a line."""
+    """Return a pattern for this many blanks, or fewer and the end of a line."""
     ending = _BREAK_BEFORE_MARGIN if then and then in "|>" else _BREAK
     return rf"(?:{_BLANK_WAYS}{{{count}}}|{_BLANK_WAYS}{{0,{count}}}{ending})"
 

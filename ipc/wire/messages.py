@@ -447,7 +447,7 @@ class SaveState(Struct, array_like=True, tag="save", frozen=True, gc=False):
     request: Number
     key: Key
     value: Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)] | None
-    ttl_ns: Nanoseconds = 0  # 0: for ever
+    ttl_ns: Nanoseconds = 0  # 0: forever
 
 
 class LockState(Struct, array_like=True, tag="lock", frozen=True):

@@ -37,12 +37,12 @@ from musterd.ipc.wire.zmtp import (
 
 PEERS_PER_TURN = 32  # the others come first in the next turn
 TURN_BYTES = 16 * 1024  # read of a peer in one turn: some thousand messages at worst ...
-FRAME_BYTES = 256 * 1024  # ... or so much of a frame that has begun
+FRAME_BYTES = 256 * 1024  # ... or this much of a frame that has begun
 POSTED_BYTES_MAX = 64 * 1024  # posted messages of more bytes are sent at once
 COARSE_MAX = 64  # messages of one portion that count as few
 QUEUE_MAX = 1000  # buffers kept for a peer that does not read
 ACCEPTED_MAX = 64  # in one turn
-HANDSHAKE_SECONDS = 30.0  # a peer without a ZeroMQ handshake by then is put out
+HANDSHAKE_SECONDS = 30.0  # a peer without a ZeroMQ handshake by then is disconnected
 ROOM_LOOKS = 64  # connections of one process compared when the most silent makes room
 LAST_LOOKS = 64  # at CHUNK_BYTES each: far more than the kernel keeps of one peer
 
@@ -227,9 +227,9 @@ class Router:
         self._accepts = False
 
     def _make_room(self) -> bool:
-        """Put out one connection of the process with most of them, so that a process that opens
-        connections without end keeps nobody else out. The process may be innocent, so nobody
-        complains.
+        """Disconnect one connection of the process with most of them, so that a process that opens
+        connections without end keeps no other process out. The process may be innocent, so this is
+        not reported.
         """
         if not self._owned:
             return False
@@ -339,7 +339,7 @@ class Router:
         return wire.sent_bytes + wire.received_bytes if wire is not None else 0
 
     def tidy_up(self) -> None:
-        """Put out peers that never finish their handshake; accept newcomers again, if possible."""
+        """Disconnect peers that never finish their handshake; accept new ones again if possible."""
         if self._strangers:
             now, ready = time.monotonic(), {fd for fd, _ in self._epoll.poll(0)}
             for number in [each for each, end in self._strangers.items() if end <= now]:
@@ -384,7 +384,7 @@ class Router:
 
     def _drop(self, number: int) -> None:
         wire = self._wires.pop(number, None)
-        if wire is None:  # put out while `complain` was called
+        if wire is None:  # disconnected while `complain` was called
             return
         self._strangers.pop(number, None)
         self._posted.pop(number, None)

@@ -21,7 +21,7 @@ class Wait(Protocol):
         """End the wait, whatever its outcome."""
 
 
-# (ids, wake) -> the wait, or None where nobody has to know; `wake` is called once `error` is set.
+# (ids, wake) -> the wait, or None where none is reported; `wake` is called once `error` is set.
 Begin = Callable[[list[str], Callable[[], None]], Wait | None]
 
 _begin: Begin | None = None
@@ -36,7 +36,7 @@ def tell_waits(begin: Begin) -> None:
 def begin(ids: list[str], wake: Callable[[], None] = lambda: None) -> Wait | None:
     """Report a wait for the end of one of these tasks; None outside of a handler.
 
-    A wait for more tasks than a message holds is not reported: one of so many can usually end.
+    A wait for more tasks than a message holds is not reported: one of that many can usually end.
     """
     if _begin is None or not 0 < len(ids) <= BATCH_TASKS_MAX:
         return None

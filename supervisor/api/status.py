@@ -220,7 +220,7 @@ class TaskList(Struct, frozen=True, kw_only=True):
     """Answer to tasks.list (newest first) and to tasks.cancel."""
 
     tasks: list[TaskStatus]
-    missing: list[str] = []  # ids that nobody knows
+    missing: list[str] = []  # unknown ids
     more: bool = False  # there are more tasks than the limit
 
 

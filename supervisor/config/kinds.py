@@ -379,7 +379,7 @@ class Variables(Kind, frozen=True):
 class Options(Kind, frozen=True):
     """A table of the worker's own; `read` is given one value of it, or a table inside.
 
-    Whatever TOML and msgpack can both hold, but for dates.
+    Anything that both TOML and msgpack can hold, except dates.
     """
 
     holds_table = True

@@ -51,10 +51,10 @@ class Table(Struct):
 
 
 def merge(below: Table, above: Table) -> Table:
-    """A new configuration: what `above` says, and where it is silent what `below` says.
+    """Return a new configuration: the values of `above`, and where it has none those of `below`.
 
-    A value in the place of a section stays, for the check to find: a section that lies above it, be
-    it of a variable or of the profile, would hide a mistake.
+    A value in the place of a section stays for the check to find: a section above it, from a
+    variable or the profile, would hide a mistake.
     """
     hidden: dict[str, Leaf | Table] = {
         key: node

@@ -76,7 +76,7 @@ class Pending:
             self.on_abandoned()
 
     def end(self) -> None:
-        """Give the last answer: the daemon ends, and nobody else will resolve this."""
+        """Give the last answer: the daemon ends, and nothing else will resolve this."""
         self.resolve(self.last_answer)
         self.abandon()
 
@@ -116,7 +116,7 @@ class LaterAnswers:
         return token in self._requests
 
     def acknowledge(self, token: bytes, rejected: list[Rejection]) -> None:
-        """Pass on that the core has done what was asked, and what it refused."""
+        """Report what the core has done of the request, and what it refused."""
         request = self._requests[token]
         if rejected or request.ended is None:
             del self._requests[token]

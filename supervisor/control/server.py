@@ -40,7 +40,7 @@ from musterd.supervisor.sockets.listen import Caller, Spares, adopt, inode, list
 log = logging.getLogger(__name__)
 
 CONNECTIONS_MAX = 128  # people and their scripts, not a fleet of clients
-# Of them, places that a rank leaves to higher ranks: callers with fewer rights lock nobody out.
+# Places of them that a rank leaves to higher ranks: callers with fewer rights lock no one out.
 CONNECTIONS_RESERVED = {Rank.OWN: 0, Rank.CONTROL: 8, Rank.VIEW: 64}
 PENDING_MAX = 64  # unanswered requests of one connection
 READ_BYTES = 64 * 1024  # per connection and turn
@@ -154,13 +154,13 @@ class ControlServer:
                     self._send(connection, line)
 
     def answer_all(self) -> None:
-        """Give whoever waits its last answer: the daemon ends."""
+        """Give every waiting caller its last answer: the daemon ends."""
         for connection in list(self._connections.values()):
             for pending in list(connection.pending):
                 pending.end()
 
     def close(self) -> None:
-        """Answer whoever waits, close every connection, and remove the socket if it is ours."""
+        """Answer waiting callers, close every connection, and remove the socket if it is ours."""
         if self._closed:
             return
         self._closed = True

@@ -22,7 +22,7 @@ from musterd.supervisor.core.workers.sidecar import Sidecars
 
 # The runner of the clean-up functions keeps the time itself; the slack is in case it does not.
 CLEANUP_SLACK_NS = 1 * SECOND_NS
-CLOSE_BUDGET_NS = 10 * SECOND_NS  # a store that cannot write must not keep the daemon for ever
+CLOSE_BUDGET_NS = 10 * SECOND_NS  # a store that cannot write must not keep the daemon forever
 
 
 class Phase(IntEnum):

@@ -57,7 +57,7 @@ class Lines:
 
     @property
     def begun(self) -> bytes:
-        """The line that has not ended, b"" for none."""
+        """Return the line that has not ended, b"" for none."""
         return self._begun
 
     def finish(self) -> list[bytes]:

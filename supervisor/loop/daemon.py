@@ -463,7 +463,7 @@ class Daemon:
         self._over = True
 
     def _close(self) -> bool:
-        """Do the last steps, each whatever became of those before; whether all succeeded."""
+        """Do the last steps, even after a failure; return whether all succeeded."""
         steps: tuple[Callable[[], object], ...] = (
             self._systemd_status.stopping,
             self._runner.close_account,
@@ -491,7 +491,7 @@ class Daemon:
 
 
 def _do_all(steps: Iterable[Callable[[], object]]) -> bool:
-    """Do each step, whatever became of those before; log failures; whether all succeeded."""
+    """Do each step, even after a failure; log failures; return whether all succeeded."""
     clean = True
     for step in steps:
         try:

@@ -53,7 +53,7 @@ class TaskLines:
         self.allow(per_second)
 
     def allow(self, per_second: int) -> None:
-        """Log the stories of at most so many tasks a second from now on."""
+        """From now on, log the stories of at most this many tasks per second."""
         self._allowed = Allowance(per_second, per_second * BURST_SECONDS)
 
     def tells(self, task: str) -> bool:

@@ -33,7 +33,7 @@ from musterd.supervisor.system.threads import Wakeup
 TREES_SHARE = 0.005  # of one processor: 200 idle workers are then measured every twenty seconds
 TREES_PAUSE_MIN = 1.0  # seconds
 TREES_PAUSE_MAX = 60.0
-LAUNCH_PAUSE = 1.0  # seconds: a new worker has loaded what it begins with by then
+LAUNCH_PAUSE = 1.0  # seconds: by then a new worker has loaded its first modules
 NOTIFICATION_PAUSE = 0.1  # seconds between two samples, however often systemd notifies
 PRESSURE_WATCH = "MEMORY_PRESSURE_WATCH"
 PRESSURE_WRITE = "MEMORY_PRESSURE_WRITE"

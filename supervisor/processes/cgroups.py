@@ -17,7 +17,7 @@ from pathlib import Path
 
 from musterd.ipc.errors import SpawnError
 
-KILL_SECONDS_MAX = 10.0  # a process that resists SIGKILL for so long is stuck in the kernel
+KILL_SECONDS_MAX = 10.0  # a process that resists SIGKILL for this long is stuck in the kernel
 KILL_ROUND_SECONDS = 0.005  # between two checks of what is left
 
 

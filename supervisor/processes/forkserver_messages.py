@@ -11,7 +11,7 @@ from musterd.ipc.wire.messages import Number, TaskDeclaration, Word
 
 # Loaded by name: supervisor and workers never import each other.
 RUNTIME = "musterd.workers.runtime.run"
-MESSAGE_BYTES_MAX = 200_000  # a Unix socket takes so much with the kernel's default buffer
+MESSAGE_BYTES_MAX = 200_000  # what a Unix socket takes with the kernel's default buffer
 # A fork server's message is bounded as a whole; these limits only keep numbers in their range.
 LIST_MAX = 10_000  # tasks of a worker class, or threads that its import has started
 Reason = Annotated[str, Meta(max_length=MESSAGE_BYTES_MAX)]

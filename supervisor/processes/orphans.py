@@ -26,7 +26,7 @@ from musterd.supervisor.processes.tempdirs import Janitor
 
 FORK_SERVER = -1  # the index that stands for the fork server of a pool
 # How long a slot waits for killed processes to be gone. A process that takes longer is stuck in the
-# kernel and must not keep the slot empty for ever.
+# kernel and must not keep the slot empty forever.
 PATIENCE_SECONDS = 5.0
 
 CHECK_SECONDS = 0.25  # from the ALONE of an init to the census that checks it

@@ -24,7 +24,7 @@ class _Run(Struct, frozen=True):
 
     boot: str  # of the machine: after a reboot nothing can be left
     pid: int
-    started: int  # clock ticks since the boot: with the pid, names the process for ever
+    started: int  # clock ticks since the boot: with the pid, names the process forever
     marks: int
     group: str  # the parent of its control groups; "" for none
 

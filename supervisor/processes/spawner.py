@@ -70,7 +70,7 @@ from musterd.supervisor.processes.spares import Keys
 from musterd.supervisor.processes.tempdirs import Janitor
 from musterd.supervisor.system.linux import become_subreaper, kill_inherited, reap_inherited
 
-CLOSE_SECONDS_MAX = 10.0  # a process that is not dead so long after SIGKILL is stuck in the kernel
+CLOSE_SECONDS_MAX = 10.0  # a process that lives this long after SIGKILL is stuck in the kernel
 # Requests to one fork server that are not reported yet. Its channel holds less than 300 of them,
 # and a fork server forks one process after the other: more requests would gain nothing.
 LAUNCHES_AT_ONCE_MAX = 32

@@ -39,7 +39,7 @@ class Notifier:
         self.tell("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
     def extend_timeout(self, by_ns: int) -> None:
-        """Ask for so much more time, from now, for the start or the end under way."""
+        """Ask for this much more time, from now, for the start or the end under way."""
         self.tell(f"EXTEND_TIMEOUT_USEC={by_ns // 1000}")
 
     def close(self) -> None:

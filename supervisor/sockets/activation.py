@@ -42,7 +42,7 @@ def take(environ: MutableMapping[str, str]) -> Handed:
 
 
 def check(handed: Handed, wanted: Iterable[Path]) -> None:
-    """Raise ConfigurationError for a socket that nobody serves: its clients would wait for ever."""
+    """Raise ConfigurationError for a socket that nobody serves: its clients would wait forever."""
     known = {os.path.realpath(path) for path in wanted}
     for path in handed:
         if os.path.realpath(path) not in known:

@@ -370,7 +370,7 @@ class ClientPort:
         )
 
     def settle(self) -> list[events.PeerLost]:
-        """Send what there is, read the hushed that may speak again; return who is gone.
+        """Send what waits; read connections that may speak again; return those that are gone.
 
         To be called after each turn of the loop.
         """

@@ -74,7 +74,7 @@ class Owed:
         return ids
 
     def drop(self, count: int) -> int:
-        """Remove so many of the first; return the bytes that this gives back."""
+        """Remove this many of the first; return the bytes that this frees."""
         count = min(count, len(self._items))
         for _ in range(count):
             self._items.popleft()

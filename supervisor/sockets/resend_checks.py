@@ -1,11 +1,11 @@
 """Repeated submits that wait for the store to say which of their tasks it knows.
 
 Theory of operation. A repeated submit is kept here, whole, until the store has answered. While the
-store's reader is slow, clients lose patience or their connections and come again with the same
-submits: what waits of a connection that is over is given up at once, for nobody was promised
-anything, and the client asks again. So what waits is bounded by what the connections that are
-there may have under way (core/tasks/client_limits.py). Few questions are with the store at a time:
-those could not be taken back.
+store's reader is slow, clients lose patience or their connections and send the same submits again.
+The submits of a connection that is over are given up at once: nothing was promised, and the client
+asks again. So the submits that wait are bounded by what the present connections may have under way
+(core/tasks/client_limits.py). The store is asked few questions at a time, because none can be taken
+back.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class ResendChecks:
         self._shell = shell
         self._numbers = count(1)
         self._kept: dict[int, events.TasksSubmitted] = {}  # until they are answered or given up
-        self._waiting: dict[int, None] = {}  # those that the store was not asked for yet
+        self._waiting: dict[int, None] = {}  # those that the store was not asked about yet
         self._of_peers: dict[bytes, dict[int, None]] = {}
         self._asked = 0
 
@@ -31,7 +31,7 @@ class ResendChecks:
         return len(self._kept)
 
     def check(self, submitted: events.TasksSubmitted) -> None:
-        """Answered with ResendChecked or ResendUnknown."""
+        """Ask the store; answer with ResendChecked or ResendUnknown."""
         number = next(self._numbers)
         self._kept[number] = submitted
         self._waiting[number] = None
@@ -39,7 +39,7 @@ class ResendChecks:
         self._ask_next()
 
     def give_up(self, peer: bytes) -> None:
-        """The connection is over: nobody is there to be told."""
+        """Give up the submits of a connection that is over."""
         for number in self._of_peers.pop(peer, ()):
             self._waiting.pop(number, None)
             self._shell.feed(events.ResendUnknown(self._kept.pop(number)))
@@ -74,7 +74,7 @@ class ResendChecks:
         return found, unknown
 
     def _take(self, number: int) -> events.TasksSubmitted | None:
-        """What the store has answered for; None if it was given up meanwhile."""
+        """Return the submit that the store has answered; None if it was given up meanwhile."""
         self._asked -= 1
         submitted = self._kept.pop(number, None)
         if submitted is not None:

@@ -116,14 +116,14 @@ def _take_leave(path: Path, on_corrupt: str) -> None:
 
 
 def _traces(path: Path) -> list[Path]:
-    """What a clean end removes, or never leaves: a daemon that used the store was killed."""
+    """Return files that only a killed daemon leaves: a clean end removes them."""
     beside = [_log(path)] if _log(path).exists() and _log(path).stat().st_size else []
     return [*beside, _draft(path), _index(path), reserve_of(path)]
 
 
 def _miss_log(path: Path, on_corrupt: str) -> None:
-    """Of a store that was in use when its daemon was killed, and whose log is not there any more:
-    StoreError where nobody has said to go on without it."""
+    """Report a lost log of a store that was in use when its daemon was killed. Raise StoreError
+    unless `on_corrupt` says to go on without the log."""
     index = _index(path)
     reason = (
         f"the log {_log(path).name} of the store {path} is not there, but {index.name} is: the log"
@@ -315,7 +315,7 @@ def _anew(path: Path) -> Path:
 
 
 def _draft(path: Path) -> Path:
-    """A copy that is being written: a part of it is of no use to anybody."""
+    """Return the path of a copy that is being written; an incomplete copy is useless."""
     return path.with_name(f"{path.name}.new.tmp")
 
 
@@ -399,8 +399,8 @@ def _prepare(path: Path, fd: int) -> None:
 
 
 def _undo_half(path: Path) -> None:
-    """Have a transaction undone that a kill has cut off: a connection that cannot write is not let
-    in before. Whoever opens the file next would do the same."""
+    """Undo a transaction that a kill has cut off: before, a read-only connection would fail. The
+    next connection that can write would do the same."""
     if path.with_name(path.name + JOURNAL).exists():
         with closing(connect(path)) as connection:
             connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()

@@ -41,7 +41,7 @@ class Lost(Struct, frozen=True):
 
 
 class Seen(Struct, frozen=True):
-    """A file as stat() sees it; `place`, device and inode, names it for ever."""
+    """A file as stat() sees it; `place`, device and inode, names it forever."""
 
     place: tuple[int, int]
     size: int

@@ -69,7 +69,7 @@ class Reader:
 
     @property
     def connection(self) -> sqlite3.Connection:
-        """The connection, to the file that was written anew if there is one."""
+        """Return the connection, to the rewritten file if there is one."""
         if self.stale:
             self.stale = False  # first: the file may be written anew once more
             self._connection.close()

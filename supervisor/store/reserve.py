@@ -15,7 +15,7 @@ RESERVE_BYTES = 1024 * 1024  # for hundreds of small tasks
 
 
 def reserve_of(path: Path) -> Path:
-    """Where the reserve of a store is, which a clean end removes."""
+    """Return the path of a store's reserve, which a clean end removes."""
     return path.with_name(f"{path.name}.reserve")
 
 

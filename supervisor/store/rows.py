@@ -42,7 +42,7 @@ from musterd.supervisor.store.interface import (
 # A group ends here, so that no commit, and no memory for one, grows without end.
 GROUP_ROWS_MAX = 4096
 GROUP_BYTES_MAX = 16 * 1024 * 1024
-# 10 columns of so many rows stay under SQLite's default limit of 32766 parameters.
+# 10 columns of this many rows stay under SQLite's default limit of 32766 parameters.
 STATEMENT_ROWS_MAX = 1024
 SHORT_BYTES_MAX = PAGE_BYTES_MAX // STATEMENT_ROWS_MAX  # a page holds a statement of such tasks
 

@@ -120,7 +120,7 @@ class Range:
 
     @property
     def low(self) -> str:
-        """The ids are greater than this, and lower than latest_id()."""
+        """Return the lower bound: ids are greater than this, and lower than latest_id()."""
         return self._before[0]
 
     def note(self, high: str) -> None:

@@ -71,7 +71,7 @@ MEASURE_NS = 1_000_000_000  # how often the files are measured
 SLICE_ROWS = 1000
 SLICE_BATCHES = SLICE_ROWS // BATCH_TASKS
 SEQS_AHEAD = 1000  # seqs that are noted as used at once; a start goes on behind them
-# A disk that was full counts as having room again once so much fits.
+# A full disk counts as having room again once this much fits.
 PROBE_BYTES = 256 * 1024
 PROBE = "probe"  # the kind of the fact that a probe writes
 
@@ -339,7 +339,7 @@ class Writer:
     def _date_again(self, rows: int, parts: int, wall_ns: int) -> int:
         """Date results of the future, or of 1970, to now: they were written under a wrong clock.
 
-        A result of the future would keep older ones from being forgotten for ever."""
+        Otherwise a result of the future would keep older ones forever."""
         execute = self._connection.execute
         wrong = (wall_ns + STEP_MAX_NS, EARLIEST_NS if wall_ns >= EARLIEST_NS else 0)
         count = execute(DATE_AGAIN, (wall_ns, rows, *wrong)).rowcount

@@ -62,7 +62,7 @@ def problem() -> str:
 
 
 def needed_for(pools: int, workers: int) -> int:
-    """Return how many descriptors a daemon with so many pools and workers needs."""
+    """Return how many descriptors a daemon with this many pools and workers needs."""
     used = BASE + PER_POOL * pools + PER_WORKER * workers
     return (used + CLIENTS) * RESERVE_SHARE // (RESERVE_SHARE - 1)
 

@@ -129,7 +129,7 @@ def descendants(root: int, children: dict[int, list[int]]) -> list[int]:
 class Stat(NamedTuple):
     state: str  # "R", "S", "T" stopped, "Z" zombie, ...
     parent: int
-    started: int  # clock ticks since the boot: with the pid, identifies a process for ever
+    started: int  # clock ticks since the boot: with the pid, identifies a process forever
 
 
 def stat_of(pid: int) -> Stat | None:

@@ -231,7 +231,7 @@ class Api:
 
 
 def _address_of(request: Request) -> str:
-    """Of who asks; "" on a Unix socket."""
+    """Return the caller's address; "" on a Unix socket."""
     return request.client.host if request.client is not None else ""
 
 

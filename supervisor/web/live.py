@@ -47,7 +47,7 @@ class TooManyPages(MusterdError):
 
 
 class _Page:
-    """One that is open."""
+    """An open page."""
 
     __slots__ = ("address", "over")
 

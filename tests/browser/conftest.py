@@ -1,4 +1,4 @@
-"""The sample site in a process of its own, and a user without privileges to browse it."""
+"""The sample site in a separate process, and an unprivileged user to browse it."""
 
 import os
 import shutil
@@ -25,10 +25,10 @@ HERE = Path(__file__).parent
 NOBODY = 65534  # uid and gid of `nobody`; no files, no rights
 START_SECONDS = 30
 GONE_SECONDS = 10.0
-RENDERS = 40  # of the soak, in `make test`
-RENDER_SECONDS_MAX = 5.0  # of one page on a very busy machine; half a second is usual
-# A machine that does many things at once may need longer for a page than the 5 s that a browser is
-# given; that is looked at where browsers are stopped.
+RENDERS = 40  # pages that the soak opens in `make test`
+RENDER_SECONDS_MAX = 5.0  # per page on a very busy machine; half a second is usual
+# A busy machine may need longer for a page than the 5 s that a browser has. The tests that stop
+# browsers check the real limit.
 PROBE_SECONDS = 60.0
 PATIENT_WORKER = f"""
 from musterd.workers.browser import BrowserWorker, worker
@@ -40,7 +40,7 @@ TABLE = pytest.StashKey[list[tuple[str, str]]]()
 
 @pytest.fixture(scope="module", autouse=True)
 def _subreaper() -> Iterator[None]:
-    """What is left of a browser without a parent comes to us, not to a PID 1 that may not reap."""
+    """Adopt orphaned processes of browsers: PID 1 of this machine may not reap them."""
     become_subreaper()
     yield
     become_subreaper(until_now=True)
@@ -52,29 +52,29 @@ def _subreaper() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _nothing_inherited() -> Iterator[None]:
-    """Browsers of this process leave nothing behind, not even what is dead already."""
+    """Check that browsers of this process leave nothing behind, not even zombies."""
     before = set(psutil.Process().children())
     yield
     new = set(psutil.Process().children()) - before
-    _, alive = psutil.wait_procs(new, timeout=GONE_SECONDS)  # takes their exit statuses
+    _, alive = psutil.wait_procs(new, timeout=GONE_SECONDS)  # collects their exit statuses
     lasting = [each for each in alive if not _lasts(each)]
     assert not lasting, f"left behind by the test: {lasting}"
 
 
 @pytest.fixture(autouse=True)
 def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A browser of this process that is slow is not taken for one that is stuck."""
+    """Make sure that a slow browser of this process does not count as stuck."""
     monkeypatch.setattr(worker, "PROBE_SECONDS", PROBE_SECONDS)
 
 
 def _lasts(process: psutil.Process) -> bool:
-    """Whether it serves other tests as well, in the session of the suite."""
+    """Tell whether the process serves other tests, too: it is in the session of the suite."""
     return os.getsid(process.pid) == os.getsid(0)
 
 
 @pytest.fixture(scope="session")
 def sample_site() -> Iterator[str]:
-    """The address of a running sample site."""
+    """Yield the address of a running sample site."""
     command = [sys.executable, "-m", "musterd.supervisor.demo.sample_site", "--until-stdin-closes"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -89,14 +89,14 @@ def sample_site() -> Iterator[str]:
 
 
 class User(msgspec.Struct, frozen=True):
-    """Whom to run a browser as, and with which interpreter."""
+    """The user that runs a browser, and the interpreter for it."""
 
     python: str
-    switch: dict[str, Any]  # for subprocess: empty where we are that user already
+    switch: dict[str, Any]  # arguments for subprocess; empty where we are that user already
     uid: int
 
     def run(self, command: list[str], home: Path) -> subprocess.CompletedProcess[str]:
-        """Runs `python COMMAND` as this user, with nothing of our environment but the path."""
+        """Run `python COMMAND` as this user, with nothing of our environment but the path."""
         environment: Mapping[str, str] = {
             "PATH": os.environ["PATH"],
             "HOME": str(home),
@@ -116,7 +116,7 @@ class User(msgspec.Struct, frozen=True):
 
 @contextmanager
 def _directory(uid: int) -> Iterator[Path]:
-    # Not tmp_path: pytest's directories are closed to other users, and their names too long for
+    # Not tmp_path: pytest's directories are closed to other users, and their names are too long for
     # the socket that Chromium makes in its temporary directory.
     directory = Path(tempfile.mkdtemp(prefix="musterd-browser-"))
     try:
@@ -129,7 +129,7 @@ def _directory(uid: int) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def unprivileged() -> User:
-    """A user without privileges who can run this project; skips, with the reason, without one."""
+    """Yield an unprivileged user who can run this project; skip, with the reason, without one."""
     python = os.environ.get("MUSTERD_TEST_PYTHON", sys.executable)
     if os.geteuid() == 0:
         switch: dict[str, Any] = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
@@ -152,7 +152,7 @@ def unprivileged() -> User:
 
 @pytest.fixture(scope="session")
 def sandboxing(unprivileged: User) -> User:
-    """The same where Chromium's sandbox can work; skips where it cannot."""
+    """Return the unprivileged user; skip where Chromium's sandbox cannot work."""
     program = "from musterd.supervisor.system.linux import unshare_processes as u; u(user=True)"
     with _directory(unprivileged.uid) as home:
         tried = unprivileged.run(["-c", program], home)
@@ -164,7 +164,7 @@ def sandboxing(unprivileged: User) -> User:
 
 @pytest.fixture(scope="module")
 def trouble_site() -> Iterator[TroubleSite]:
-    """A site whose pages harm browsers."""
+    """Yield a site whose pages harm browsers."""
     site = TroubleSite()
     site.start()
     yield site
@@ -173,7 +173,7 @@ def trouble_site() -> Iterator[TroubleSite]:
 
 @pytest.fixture(scope="module", params=["root", "sandbox"])
 def privilege(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """For muster(): root without Chromium's sandbox, or somebody else with it."""
+    """Return arguments of muster(): root without Chromium's sandbox, or another user with it."""
     if request.param == "root":
         if os.geteuid() != 0:
             pytest.skip("needs root")
@@ -190,7 +190,7 @@ def fleet(
     waiting: Waiting,
     privilege: dict[str, Any],
 ) -> Iterator[Fleet]:
-    """A daemon for the tests of a module, with the pools that its POOLS names, of one browser."""
+    """Start a daemon for the tests of a module, with the pools of its POOLS and one backend."""
     backend = str(request.param)
     worker_class = {"worker": "patient:BrowserWorker"} if hasattr(request.module, "PATIENT") else {}
     pools = {
@@ -212,7 +212,7 @@ def fleet(
 
 @pytest.fixture(scope="session")
 def usual_user(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """For muster(): somebody with a sandbox, if there is one here; else root."""
+    """Return arguments of muster(): a user with a sandbox, if there is one here; else root."""
     try:
         user = request.getfixturevalue("sandboxing")
     except pytest.skip.Exception:
@@ -222,13 +222,13 @@ def usual_user(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 @pytest.fixture
 def renders(request: pytest.FixtureRequest) -> int:
-    """How many pages the soak opens."""
+    """Return how many pages the soak opens."""
     return int(request.config.getoption("--browser-renders", None) or RENDERS)
 
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
-    """tell("pages", 300): a row of the table at the end of the run."""
+    """Add a row to the table at the end of the run: tell("pages", 300)."""
     table = request.config.stash.setdefault(TABLE, [])
     table.append((request.node.name, ""))
 
@@ -255,12 +255,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(seconds + 120))
 
 
-# Of backend and user: each of the four is in one of them.
+# Pairs of backend and user; each of the four occurs in one pair.
 USUAL = (("playwright", "root"), ("cdp", "sandbox"))
 
 
 def is_another_combination(item: pytest.Item) -> bool:
-    """Whether `make test` has the same test with another backend, or for another user."""
+    """Tell whether `make test` has this test with another backend or user."""
     call = getattr(item, "callspec", None)
     if call is None or not item.path.is_relative_to(HERE):
         return False
@@ -281,14 +281,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture
 def home(unprivileged: User) -> Iterator[Path]:
-    """A home and temporary directory of the unprivileged user."""
+    """Make a home and temporary directory for the unprivileged user."""
     with _directory(unprivileged.uid) as home:
         yield home
 
 
 @pytest.fixture
 def scratch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A temporary directory for browsers of this process; a killed one leaves files there."""
+    """Make a temporary directory for browsers of this process; a killed one leaves files there."""
     with _directory(os.geteuid()) as scratch:
         monkeypatch.setenv("TMPDIR", str(scratch))
         yield scratch

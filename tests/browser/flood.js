@@ -1,4 +1,4 @@
-// Instead of the stream: a fleet of 200 workers that is never the same twice.
+// Replace the event stream by a fleet of 200 workers that changes with every event.
 window.sent = 0;
 window.EventSource = class {
   static OPEN = 1; static CLOSED = 2;

@@ -1,4 +1,4 @@
-"""A program for the tests: renders one URL with a BrowserWorker and prints what came of it."""
+"""Render one URL with a BrowserWorker and print the result: a program for the tests."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from musterd.workers.browser import BrowserWorker
 
 
 def namespace_depth(pid: int) -> int:
-    """In how many PID namespaces this process has a pid, from ours downwards."""
+    """Return the number of PID namespaces in which this process has a pid, from ours downwards."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("NSpid:"):
             return len(line.split()) - 1
@@ -22,7 +22,7 @@ def namespace_depth(pid: int) -> int:
 
 
 def measure_tree() -> dict[str, int]:
-    """Processes below this one; those of a page that was just closed may end meanwhile."""
+    """Measure the processes below this one; those of a closed page may end meanwhile."""
     report = {"processes": 0, "sandboxed": 0, "pss_bytes": 0}
     for each in psutil.Process().children(recursive=True):
         try:

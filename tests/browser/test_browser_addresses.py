@@ -1,4 +1,4 @@
-"""A pool's `allow` and `deny` hold for whatever a page does, with both backends."""
+"""A pool's `allow` and `deny` hold for everything a page does, with both backends."""
 
 import asyncio
 import socket
@@ -30,7 +30,7 @@ RULES = {"deny": ["127.0.0.2/32"]}
 
 
 class Site:
-    """`requested` counts what reached each of the two addresses."""
+    """`requested` counts the requests that reached each of the two addresses."""
 
     def __init__(self) -> None:
         self.requested: Counter[str] = Counter()
@@ -38,7 +38,7 @@ class Site:
         self.url = self.inner = ""
 
     def ahead(self) -> str:
-        """What Chromium does before, or after, anybody asks: on behalf of the page."""
+        """Return links that Chromium follows by itself, before or after it shows the page."""
         rules = f'{{"prefetch": [{{"source": "list", "urls": ["{self.inner}/rules"]}}]}}'
         kinds = ("prefetch", "preconnect", "dns-prefetch", "modulepreload", "icon", "stylesheet")
         links = "".join(f"<link rel={kind} href='{self.inner}/{kind}'>" for kind in kinds)
@@ -114,7 +114,7 @@ def inner_requests(served: Site) -> list[str]:
 def test_an_address_that_is_denied_is_refused_for_good(backend: str) -> None:
     async def story(worker: BrowserWorker, served: Site) -> None:
         assert (await worker.render(Context("a"), f"{served.url}/"))["title"] == "well"
-        # As it stands, and as the target of a redirect, which only Chromium sees.
+        # Once as the address itself, once as the target of a redirect, which only Chromium sees.
         for url in (f"{served.inner}/secret", f"{served.url}/redirect"):
             with pytest.raises(AddressRefused, match=r"denied by '127\.0\.0\.2/32'") as raised:
                 await worker.render(Context("b"), url)
@@ -141,7 +141,7 @@ def test_parts_and_scripts_of_a_page_are_held_to_the_rules_as_well(backend: str)
 def test_what_chromium_does_ahead_and_in_service_workers_is_held_to_the_rules(
     backend: str, rules: dict[str, list[str]]
 ) -> None:
-    """The page itself is the proof that it would be done where it is allowed."""
+    """The allowed page shows that Chromium would do all this."""
 
     async def story(worker: BrowserWorker, served: Site) -> None:
         script = f"""
@@ -163,7 +163,7 @@ def test_what_chromium_does_ahead_and_in_service_workers_is_held_to_the_rules(
 
 @pytest.mark.one_backend
 def test_names_are_resolved_where_they_are_checked(backend: str) -> None:
-    """`localhost` is no address: what it stands for is seen when it is resolved, and not before."""
+    """`localhost` is no address: only its resolution shows what it stands for."""
 
     async def story(worker: BrowserWorker, served: Site) -> None:
         port = served.url.rpartition(":")[2]

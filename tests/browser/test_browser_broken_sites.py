@@ -1,4 +1,4 @@
-"""What a site does wrong ends a task at once, the same way with both backends and in the parser."""
+"""A broken site ends a task at once, the same way with both backends and in the parser."""
 
 import asyncio
 import socket
@@ -23,14 +23,14 @@ try:
 except ConfigurationError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-PATIENCE_SECONDS = 45  # far below the minutes that a task may take, far above what an answer does
+PATIENCE_SECONDS = 45  # far below a task's limit of minutes, far above the time of an answer
 GOOD = b"<!doctype html><title>good</title><p>well</p>" + b"<p>more</p>" * 500
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg" width="300" height="2000"><path d="M0 0"/></svg>'
-PNG_SIZE_AT = 16  # of width and height, four bytes each, in the header of every PNG
+PNG_SIZE_AT = 16  # offset of width and height, four bytes each, in every PNG
 
 
 def answer(head: str, body: bytes = b"", *, size: int | None = None) -> bytes:
-    """An answer of HTTP; `size` is what its Content-Length says, -1 for none."""
+    """Return an HTTP answer; `size` is its Content-Length, -1 for none."""
     said = len(body) if size is None else size
     length = [f"Content-Length: {said}"] if said >= 0 else []
     return "\r\n".join((f"HTTP/1.1 {head}", *length, "Connection: close", "", "")).encode() + body
@@ -44,7 +44,7 @@ CHUNKED = html("Transfer-Encoding: chunked")
 CHUNK = b"%x\r\n%s\r\n" % (len(GOOD), GOOD)
 ANSWERS = {
     "/good": answer(html(), GOOD),
-    # Each of these breaks off inside the document.
+    # Each of these breaks off within the document.
     "/short": answer(html(), GOOD, size=100_000),
     "/bad-chunk": answer(CHUNKED, CHUNK + b"ZZZ\r\n", size=-1),
     "/no-last-chunk": answer(CHUNKED, CHUNK, size=-1),
@@ -94,7 +94,7 @@ Story = Callable[[Any, str], Awaitable[None]]
 
 
 def told(kind: str, story: Story) -> None:
-    """Runs the story with a worker of this kind and the site."""
+    """Run the story with a worker of this kind and the site."""
 
     async def run() -> None:
         worker = ParserWorker() if kind == "parser" else BrowserWorker()
@@ -120,7 +120,7 @@ def kind(request: pytest.FixtureRequest, scratch: Path) -> str:
 
 
 def opened(worker: Any) -> Callable[..., Awaitable[Any]]:
-    """The task that opens a page as it is."""
+    """Return the task that opens a page as it is."""
     return worker.fetch if isinstance(worker, ParserWorker) else worker.render  # type: ignore[no-any-return]
 
 
@@ -225,7 +225,7 @@ def test_a_page_that_is_announced_as_too_large_is_so(backend: str) -> None:
 
 
 class Stopped:
-    """A session whose navigation is stopped by us before Chromium shows anything of the page."""
+    """A session whose navigation we stop before Chromium shows anything of the page."""
 
     page: LeanPage
     notified: str
@@ -241,7 +241,7 @@ class Stopped:
 
 
 def test_a_page_that_is_stopped_before_it_is_shown_is_too_large() -> None:
-    """Chromium calls what was stopped that early aborted, which could be tried again."""
+    """Chromium calls such a page aborted, an error that could be retried."""
 
     async def story() -> None:
         session: Any = Stopped()

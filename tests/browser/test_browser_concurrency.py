@@ -29,7 +29,7 @@ document.cookie = "who=" + location.search; localStorage.setItem("who", location
 
 
 class Meeting(BaseHTTPRequestHandler):
-    """Answers when TOGETHER requests are there."""
+    """Answers once TOGETHER requests have come."""
 
     barrier = threading.Barrier(TOGETHER)
 
@@ -52,7 +52,7 @@ class Meeting(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def meeting() -> Iterator[str]:
-    """The address of a site that serves pages only to so many visitors at once."""
+    """Yield the address of a site that serves pages only to that many visitors at once."""
     Meeting.barrier = threading.Barrier(TOGETHER)
     with ThreadingHTTPServer(("127.0.0.1", 0), Meeting) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.05,))
@@ -99,7 +99,7 @@ def test_a_used_up_browser_is_replaced_when_its_last_page_is_closed(
             async with worker.open_page(Context("a")):
                 other = asyncio.create_task(worker.render(Context("b"), f"{sample_site}/"))
                 async with asyncio.timeout(PATIENCE_SECONDS), worker.open_page(Context("a")):
-                    pass  # one that has a page already is not kept waiting
+                    pass  # a task that has a page already does not wait
                 await asyncio.sleep(0.2)
                 assert not other.done()
                 assert worker._browser is first, "nobody's page is taken away"

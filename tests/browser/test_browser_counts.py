@@ -1,4 +1,4 @@
-"""What failed of a browser is told apart in the error, and counted."""
+"""Failures of browsers are told apart by their errors, and counted."""
 
 import asyncio
 from collections.abc import AsyncIterator

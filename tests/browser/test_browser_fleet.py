@@ -22,7 +22,7 @@ def _tree(pid: int) -> list[psutil.Process]:
 def _command(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
-    except psutil.Error:  # it ended meanwhile
+    except psutil.Error:  # the process has ended
         return []
 
 

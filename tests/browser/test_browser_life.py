@@ -1,4 +1,4 @@
-"""The life of a browser under the daemon: up before its worker, probed while idle, weighed."""
+"""The life of a browser under the daemon: up before its worker, probed while idle, measured."""
 
 import signal
 import stat
@@ -40,7 +40,7 @@ def start(
     usual_user: dict[str, Any],
     backend: str,
 ) -> Callable[..., Fleet]:
-    """start(health_interval="1s", ...) -> a fleet of one browser, with these keys of its pool."""
+    """Start a fleet of one browser with these pool keys: start(health_interval="1s", ...)."""
 
     def make(options: dict[str, Any] | None = None, **keys: Any) -> Fleet:
         pool = {
@@ -68,7 +68,7 @@ def test_a_worker_is_ready_when_its_browser_is_up(
     daemon.start(wait=False)
 
     def started() -> int:
-        with suppress(Unreachable):  # its socket is not listened on yet
+        with suppress(Unreachable):  # its socket does not listen yet
             return int(daemon.worker("browser/0").pid)
         return 0
 
@@ -84,7 +84,7 @@ def test_a_worker_is_ready_when_its_browser_is_up(
 def _words(process: psutil.Process) -> list[str]:
     try:
         return process.cmdline()
-    except psutil.Error:  # it ended meanwhile
+    except psutil.Error:  # the process has ended
         return []
 
 
@@ -104,7 +104,7 @@ def test_an_idle_worker_whose_browser_hangs_is_replaced_as_a_whole(
 
 
 def test_the_memory_of_the_browser_counts_as_its_workers(start: Callable[..., Fleet]) -> None:
-    # A worker without its browser has less than half of this, and a browser more.
+    # A worker without its browser uses less than half of this; a browser uses more.
     fleet = start(max_memory="100M")
     before = fleet.worker("browser")
     fleet.render("/good")

@@ -1,4 +1,4 @@
-"""What is too large or cannot be right costs one attempt, and no memory of the worker."""
+"""Content that is too large or impossible costs one attempt, and no memory of the worker."""
 
 import asyncio
 import threading
@@ -28,7 +28,7 @@ PATIENCE_SECONDS = 45
 
 
 class Endless(BaseHTTPRequestHandler):
-    """/announced says how much will come, /chunked does not; both send it until nobody listens."""
+    """/announced has a Content-Length, /chunked has none; both send until the peer disconnects."""
 
     protocol_version = "HTTP/1.1"
     sent = 0
@@ -73,7 +73,7 @@ def endless() -> Iterator[str]:
 
 
 def call(backend: str, method: str, url: str, **args: Any) -> Any:
-    """One task, and after it another in the same browser."""
+    """Run one task, then another one in the same browser."""
 
     async def story() -> Any:
         worker = BrowserWorker()

@@ -1,4 +1,4 @@
-"""Pages that harm: each costs its own task at most, and nothing of it is left."""
+"""Harmful pages: each costs at most its own task, and leaves nothing behind."""
 
 import signal
 from collections.abc import Iterator
@@ -17,8 +17,8 @@ try:
 except ConfigurationError as error:
     pytest.skip(str(error), allow_module_level=True)
 
-HEAP = "--js-flags=--max-old-space-size=64"  # MiB, so that the machine does not feel /hoard
-PATIENT = True  # none is replaced for being slow
+HEAP = "--js-flags=--max-old-space-size=64"  # MiB, so that /hoard does not harm the machine
+PATIENT = True  # no browser is replaced because it is slow
 POOLS: dict[str, dict[str, Any]] = {
     "browser": {
         "worker": "musterd.workers.browser:BrowserWorker",
@@ -26,20 +26,20 @@ POOLS: dict[str, dict[str, Any]] = {
         "options": {"args": [HEAP], "recycle_requests": 0, "max_bytes": 1_000_000},
     }
 }
-# For what does not come in any time: the page's own limit, which no busy machine confuses with the
-# task's.
+# For pages that never come: a page limit far below the task's, so that a busy machine cannot
+# confuse the two.
 SHORT: dict[str, Any] = {"timeout": 60.0, "args": {"timeout": 3.0}}
 LATE = {"timeout": 3.0}
 LONG = {"timeout": 30.0}
 HUGE = {"timeout": 10.0}
-FILE_BYTES_MAX = 4 * 1024 * 1024  # of a profile: what is larger was downloaded
-# What is on its way when a download is refused, in buffers of sockets and of the network service.
+FILE_BYTES_MAX = 4 * 1024 * 1024  # of a profile; a larger file was downloaded
+# Bytes under way in sockets and in the network service when a download is refused.
 REFUSED_BYTES_MAX = 32 * 1024 * 1024
 
 
 @pytest.fixture(autouse=True)
 def shown(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[None]:
-    """The daemon's log, where a test fails."""
+    """Print the daemon's log when a test fails."""
     yield
     if getattr(request.node, "failed_call", False):
         print(fleet.daemon.log()[-20_000:])
@@ -47,7 +47,7 @@ def shown(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def same_browser(fleet: Fleet) -> Iterator[None]:
-    """After each page the next task works, in the same browser, and nothing is left."""
+    """Check that the next task works in the same browser, and that nothing is left."""
     before = fleet.one("browser", "browser").pid
     yield
     fleet.well()
@@ -65,9 +65,9 @@ def large_files(fleet: Fleet) -> list[Path]:
     [
         ("/never", "SiteTimeout", SHORT),
         ("/half", "SiteTimeout", SHORT),
-        ("/spin", "SiteTimeout TaskTimeout", LATE),  # whichever clock a busy machine is late for
+        ("/spin", "SiteTimeout TaskTimeout", LATE),  # a busy machine may miss either limit
         ("/hoard", "PageCrashed", LONG),
-        ("/huge", "PageTooLarge SiteTimeout", HUGE),  # 50 MB: which comes first
+        ("/huge", "PageTooLarge SiteTimeout", HUGE),  # 50 MB: either may come first
         ("/endless", "BadRequest", LONG),
     ],
 )

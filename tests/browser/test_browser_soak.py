@@ -1,6 +1,6 @@
-"""Many pages one after the other, with browsers replaced in between: what is held stays the same.
+"""Many pages in a row, with browsers replaced in between: use of memory and files stays flat.
 
-`make soak-browser` opens 300 with each backend; see docs/browser.md for what came of it.
+`make soak-browser` opens 300 with each backend; docs/browser.md has the results.
 """
 
 import statistics
@@ -26,27 +26,27 @@ except ConfigurationError as error:
 
 TENTHS = 10
 BROWSERS = 5  # one after the other in a run
-# A browser that is a few pages older holds some MiB more; a leak of half a MiB per page shows in
+# A browser that is a few pages older uses some MiB more; a leak of half a MiB per page shows in
 # 300 pages.
 GROWTH_MAX = 1.15
-# The supervisor and the worker: sockets, pipes and pidfds come and go by a few.
+# The sockets, pipes and pidfds of supervisor and worker vary by a few.
 DESCRIPTORS_MORE_MAX = 3
 
 
 class Holdings(NamedTuple):
-    """When nothing runs."""
+    """What the fleet holds when no task runs."""
 
-    own_bytes: int  # of the worker and its browser, without files: others may map those as well
+    own_bytes: int  # of the worker and its browser, without mapped files, which others may share
     processes: int
     supervisor_descriptors: int
     worker_descriptors: int
-    files: int  # below the daemon's directory, that of temporary files included
+    files: int  # below the daemon's directory, temporary files included
 
 
 def _own(pid: int) -> int:
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):  # a spare part that is not needed any more
+    except (FileNotFoundError, ProcessLookupError):  # a spare process that was ended
         return 0
     kibibytes = [line.split()[1] for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:"))]
     return 1024 * sum(map(int, kibibytes))
@@ -69,7 +69,7 @@ def holdings(fleet: Fleet) -> Holdings:
 
 
 def work(fleet: Fleet, number: int) -> None:
-    """One task after the other, of all kinds."""
+    """Run tasks of all kinds, one after the other."""
     paths = ("/good", "/dialogs", "/popups", "/missing")
     path = paths[number % len(paths)]
     method = ("render", "extract", "screenshot")[number % 3]
@@ -85,7 +85,7 @@ def soaked(  # noqa: PLR0917 - fixtures
     usual_user: dict[str, Any],
     renders: int,
 ) -> Fleet:
-    """A daemon whose browsers are replaced a few times in this run."""
+    """Start a daemon whose browsers are replaced a few times in this run."""
     backend = str(request.param)
     options = {"backend": backend, "recycle_requests": renders // BROWSERS}
     pool = {"worker": "musterd.workers.browser:BrowserWorker", "size": 1, "options": options}
@@ -100,7 +100,7 @@ def test_what_is_held_stays_the_same_over_many_pages(
     held = []
     for number in range(renders):
         work(soaked, number)
-        if number % (renders // TENTHS // 2) == 0:  # more often than they are replaced
+        if number % (renders // TENTHS // 2) == 0:  # more often than browsers are replaced
             browsers.add(soaked.one("browser", "browser").pid)
         if (number + 1) % (renders // TENTHS) == 0:
             held.append(holdings(soaked))
@@ -117,7 +117,7 @@ def test_what_is_held_stays_the_same_over_many_pages(
     def mean(part: list[Holdings], name: str) -> float:
         return statistics.mean(getattr(each, name) for each in part)
 
-    # The least of each part: how many processes a browser has at a moment is its own affair.
+    # The minimum of each part: the number of a browser's processes varies.
     least = [min(each.own_bytes for each in part) for part in (earlier, later)]
     assert least[1] < least[0] * GROWTH_MAX
     for name in ("supervisor_descriptors", "worker_descriptors"):

@@ -1,6 +1,7 @@
-"""Each process of a browser worker killed or stopped, while it is idle and while a page loads.
+"""Each process of a browser worker is killed or stopped, while idle and while a page loads.
 
-A pool is named after what is struck in it. All are struck at once, so that the waits coincide.
+Each pool is named after the process that is struck in it. All are struck at once, so that the waits
+overlap.
 """
 
 import signal
@@ -20,8 +21,8 @@ except ConfigurationError as error:
     pytest.skip(str(error), allow_module_level=True)
 
 VICTIMS = ("browser", "driver", "renderer", "worker")
-# Of a page that is struck; more than all of them need on a busy machine to be asked for. Where a
-# process is killed nobody waits for it to pass.
+# Task timeouts, longer than a busy machine needs to request all pages. No test waits for the
+# timeout of a killed process.
 TASK_SECONDS = {signal.SIGKILL: 40.0, signal.SIGSTOP: 8.0}
 POOL: dict[str, Any] = {
     "worker": "musterd.workers.browser:BrowserWorker",
@@ -30,14 +31,14 @@ POOL: dict[str, Any] = {
 }
 POOLS = dict.fromkeys(VICTIMS, POOL)
 KILLED = {"browser": "BrowserDied", "driver": "DriverDied", "renderer": "PageCrashed"}
-# A renderer that stands still is a page that does not come, as one whose script spins.
+# A stopped renderer looks like a page that does not come, like one whose script spins.
 STOPPED = {"browser": "BrowserStuck", "driver": "BrowserStuck", "renderer": "SiteTimeout"}
 HOW = pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 
 
 @pytest.fixture(autouse=True)
 def shown(fleet: Fleet, request: pytest.FixtureRequest) -> Iterator[None]:
-    """The daemon's log, where a test fails."""
+    """Print the daemon's log when a test fails."""
     yield
     if getattr(request.node, "failed_call", False):
         print(fleet.daemon.log()[-20_000:])
@@ -51,7 +52,7 @@ def victims(fleet: Fleet) -> list[str]:
 def test_struck_while_idle_the_next_task_works(fleet: Fleet, number: signal.Signals) -> None:
     for victim in victims(fleet):
         if (victim, number) == ("browser", signal.SIGKILL):
-            # Its parts end by themselves when they miss it, unless they cannot.
+            # The browser's parts end when they lose it, unless they are stopped.
             fleet.strike(victim, "part", signal.SIGSTOP)
         fleet.strike(victim, victim, number)
     fleet.well()
@@ -62,7 +63,7 @@ def test_struck_while_a_page_loads_the_error_says_what_it_was(
     fleet: Fleet, number: signal.Signals
 ) -> None:
     pages = dict.fromkeys(victims(fleet), "/half")
-    # What a lost worker ran is run again, and this page comes the second time.
+    # The task of a lost worker runs again, and this page comes the second time.
     pages["worker"] = f"/half-once?{fleet.backend}-{fleet.daemon.pid}-{number}"
     seconds = TASK_SECONDS[number]
     tasks = fleet.loading(pages, timeout=seconds)
@@ -75,7 +76,7 @@ def test_struck_while_a_page_loads_the_error_says_what_it_was(
     if number == signal.SIGKILL:
         assert lost.result(60)["title"] == "good"
     else:
-        # Woken for its last words it may still say so itself, or that the page is late; else the
-        # supervisor says so.
+        # Woken before its kill, the worker may still report the timeout, or that the page is late;
+        # else the supervisor does.
         assert failure(lost) in ("TaskTimeout", "SiteTimeout", "TimeoutError")
     fleet.well()

@@ -1,4 +1,4 @@
-"""The tasks of a browser worker and the life of its browser, the same for both backends."""
+"""The tasks of a browser worker and the life of its browser, the same with both backends."""
 
 import asyncio
 import base64
@@ -58,7 +58,7 @@ PAGES = {
 
 
 class OddSite:
-    """Pages that try a browser, and what they were asked for."""
+    """Pages with oddities, and the requests for them."""
 
     def __init__(self) -> None:
         self.requested: list[str] = []
@@ -98,7 +98,7 @@ class OddSite:
 
 
 class Opened:
-    """A worker with its browser, the odd site, and the loop they live in."""
+    """A worker with its browser, the odd site, and their event loop."""
 
     def __init__(self, runner: asyncio.Runner, worker: BrowserWorker, **options: Any) -> None:
         self.run = runner.run
@@ -122,14 +122,14 @@ class Opened:
         self.run(self.site.stop())
 
     def tree(self) -> set[psutil.Process]:
-        """The processes of the browser and its driver."""
+        """Return the processes of the browser and its driver."""
         return offspring() - self._others
 
     def renderers(self) -> list[psutil.Process]:
         return [each for each in self.tree() if "--type=renderer" in command(each)]
 
     def chromium(self) -> psutil.Process:
-        """The browser's main process: the oldest, as its forks have its words for a moment."""
+        """Return the browser's main process: the oldest, as forks share its words for a moment."""
         mains = [
             each
             for each in self.tree()
@@ -142,14 +142,14 @@ class Opened:
 
 
 def offspring() -> set[psutil.Process]:
-    """All processes below this one; a site that other tests use may be among them."""
+    """Return all processes below this one; a site that other tests use may be among them."""
     return set(psutil.Process().children(recursive=True))
 
 
 def command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
-    except psutil.Error:  # it ended meanwhile
+    except psutil.Error:  # the process has ended
         return ""
 
 
@@ -353,11 +353,11 @@ def test_a_download_and_a_spinning_page_fail_and_the_next_task_works(opened: Ope
     assert opened.call("render", "/late")["status"] == 200
 
 
-# -- its life ---------------------------------------------------------------------------------
+# -- life of the browser -------------------------------------------------------------------------
 
 
 async def during(opened: Opened, path: str, act: Callable[[], None]) -> Any:
-    """Does something while a page waits for its site."""
+    """Do something while a page waits for its site."""
     running = asyncio.ensure_future(opened.start("render", path))
     async with asyncio.timeout(30):
         while path not in opened.site.requested:
@@ -407,7 +407,7 @@ def test_what_is_stuck_is_replaced_before_the_next_task(
 ) -> None:
     if victim == "driver" and opened.lean:
         pytest.skip("this backend has no driver")
-    monkeypatch.setattr(worker, "PROBE_SECONDS", 5.0)  # as it is without our conftest.py
+    monkeypatch.setattr(worker, "PROBE_SECONDS", 5.0)  # the value without our conftest.py
     before = opened.tree()
     process: psutil.Process = getattr(opened, victim)()
     process.send_signal(signal.SIGSTOP)
@@ -438,7 +438,7 @@ def test_a_browser_is_replaced_after_its_time_by_the_check_while_idle(
 
 
 class Shop(BrowserWorker):
-    """As users write one."""
+    """A worker as users write one."""
 
     @task(timeout=30, target="url")
     async def words(self, ctx: Context, url: str) -> int:

@@ -1,4 +1,4 @@
-"""The browser worker on a real Chromium."""
+"""The browser worker with a real Chromium."""
 
 import asyncio
 import json
@@ -47,7 +47,7 @@ def offspring() -> set[psutil.Process]:
 
 
 def users_of(directory: Path) -> list[psutil.Process]:
-    """Processes that name the directory on their command line, as every part of a browser does."""
+    """Return the processes whose command line names the directory; every part of a browser does."""
     return [
         each
         for each in psutil.process_iter(["cmdline"])
@@ -56,11 +56,11 @@ def users_of(directory: Path) -> list[psutil.Process]:
 
 
 def temporary_files(directory: Path) -> list[str]:
-    """What a browser left in its temporary directory, but for its caches, which it may keep."""
+    """Return files that a browser left in its temporary directory, except caches."""
     return [each.name for each in directory.iterdir() if not each.name.startswith(".")]
 
 
-# -- in a process of its own ------------------------------------------------------------------
+# -- in a separate process ------------------------------------------------------------------------
 
 
 def check_report(done: subprocess.CompletedProcess[str], url: str) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def test_the_lean_backend_needs_no_playwright(scratch: Path) -> None:
 
 
 class Opened:
-    """A worker with its browser, and the loop they live in."""
+    """A worker with its browser, and their event loop."""
 
     def __init__(self, runner: asyncio.Runner, backend: str, **options: Any) -> None:
         self.worker = BrowserWorker()
@@ -164,7 +164,7 @@ class Opened:
         self.run(self.worker.open())
 
     def tree(self) -> set[psutil.Process]:
-        """The processes of the browser and its driver."""
+        """Return the processes of the browser and its driver."""
         return offspring() - self._others
 
     def render(self, url: str, *, seconds: float = 30, **args: Any) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Opened:
 
     @property
     def contexts(self) -> int:
-        """Open contexts, as the browser itself counts them."""
+        """Count the open contexts, as the browser itself does."""
         browser: Any = self.worker._browser
         if self.lean:
             answer = self.run(browser._browser.command("Target.getBrowserContexts"))
@@ -186,7 +186,7 @@ class Opened:
         return self.worker._browser.pages
 
     def chromium(self) -> psutil.Process:
-        """The browser's main process."""
+        """Return the browser's main process."""
         for each in self.tree():
             with suppress(psutil.Error):  # gone meanwhile
                 words = each.cmdline()
@@ -253,7 +253,7 @@ def test_a_cancelled_task_closes_its_context(opened: Opened, moment: str) -> Non
 
     async def never(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         requested.set()
-        await reader.read()  # until the browser hangs up
+        await reader.read()  # until the browser disconnects
         writer.close()
 
     async def cancelled_at_a_silent_site() -> None:
@@ -333,7 +333,7 @@ def test_a_wedged_browser_is_unhealthy_within_the_probes_deadline(
         chromium.send_signal(signal.SIGSTOP)
         assert not opened.run(opened.worker.healthy())
     assert opened.worker._browser is not None
-    assert opened.worker._browser.alive  # which is why it is not what we ask
+    assert opened.worker._browser.alive  # so `alive` alone proves nothing
     assert opened.render(f"{sample_site}/js")["status"] == 200, "the next task has another one"
     wait_until_gone([chromium])
 

@@ -1,4 +1,4 @@
-"""The dashboard in a real browser: what it shows is so, and what is done on it happens."""
+"""The dashboard in a real browser: it shows the truth, and its buttons work."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from support.daemon import Musters
 from support.waiting import Waiting
 
 TOKEN = "a-token-of-this-test-0123456789"
-# `make screenshots` keeps them; else they are looked at when a test has failed.
+# `make screenshots` keeps the pictures; otherwise they help when a test has failed.
 SHOTS_VARIABLE = "MUSTERD_SCREENSHOTS"
 SLOW_MS = 30_000
 MEMORY = {"memory__warning": "98%", "memory__critical": "99%"}
@@ -63,7 +63,7 @@ def fleet(module_muster: Musters, waiting: Waiting) -> Iterator[Any]:
         http__listen="127.0.0.1:0",
         http__token_file="TOKEN_FILE",
         memory__enabled=True,
-        # What else runs here must not make this fleet smaller; a picture shows the usual.
+        # Other programs must not make this fleet smaller; a picture shows the usual limits.
         **({} if SHOTS_VARIABLE in os.environ else MEMORY),
         schedule__hourly={"task": "shops.check", "every": "1h"},
     )
@@ -402,7 +402,7 @@ def test_a_reload_shows_the_minutes_before(page: Page) -> None:
 def test_a_fleet_at_work(
     fleet: Any, browser: Browser, waiting: Waiting, shot: Callable[..., None]
 ) -> None:
-    """The picture of the README: `make screenshots` lets it work for a while."""
+    """Make the picture of the README: `make screenshots` lets the fleet work for a while."""
     lasts = 75 if SHOTS_VARIABLE in os.environ else 1
     client = fleet.client()
     chance = random.Random(1)
@@ -433,7 +433,7 @@ def test_a_fleet_at_work(
 def test_two_hundred_workers_and_ten_thousand_tasks_move_nothing(
     browser: Browser, fleet: Any, waiting: Waiting, shot: Callable[..., None]
 ) -> None:
-    """Told by a page of its own making: what matters here is the page, not the fleet."""
+    """The page itself makes up the events: this test is about the page, not the fleet."""
     context = browser.new_context(viewport={"width": 1400, "height": 900})
     page = context.new_page()
     page.add_init_script(path=Path(__file__).with_name("flood.js"))

@@ -1,4 +1,4 @@
-"""examples/promo_watch as its users run it: real daemon, real browsers, exchanges on loopback."""
+"""examples/promo_watch as users run it: real daemon, real browsers, exchanges on loopback."""
 
 import asyncio
 import importlib.util
@@ -19,14 +19,14 @@ from musterd.workers.toolkit import MemoryState
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "promo_watch"
 PACES = ("aurora", "tortoise")
-PAUSE_MS_MAX = 3000.0  # likewise
+PAUSE_MS_MAX = 3000.0  # on a very busy machine
 
 
 @pytest.fixture(scope="module")
 def shown() -> str:
-    """What the demo printed."""
+    """Run the demo; return its output."""
     command = [sys.executable, str(EXAMPLE / "run.py"), "--demo"]
-    # What else runs on this machine must not take its browsers.
+    # Other programs on this machine must not cost the demo its browsers.
     environment = {**os.environ, "MUSTERD_MEMORY__ENABLED": "false", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=110, check=False
@@ -37,7 +37,7 @@ def shown() -> str:
 
 
 def answers(shown: str, exchange: str) -> list[tuple[str, float]]:
-    """The promos that the bot answered with, and how long each took."""
+    """Return the promos in the bot's answers, and how long each took."""
     found = re.findall(rf"{exchange}: '(.*)', after ([\d.]+) s", shown)
     return [(promo, float(seconds)) for promo, seconds in found]
 
@@ -76,14 +76,14 @@ def test_the_bot_is_never_deaf_and_nothing_is_left(shown):
     for process in psutil.process_iter():
         try:
             words = [process.cwd(), *process.cmdline()]
-        except psutil.Error:  # it has just ended, or is somebody else's
+        except psutil.Error:  # the process has ended, or belongs to another user
             continue
         assert not any(folder in word or str(EXAMPLE) in word for word in words), words
 
 
 def test_the_readme_shows_what_the_demo_prints(shown):
     def shape(text: str) -> set[str]:
-        """The steps, without numbers and paths."""
+        """Return the steps, without numbers and paths."""
         return set(re.findall(r"^--- (.*)$", re.sub(r"\S*[\d/]\S*", "N", text), re.MULTILINE))
 
     for path in (EXAMPLE / "README.md", ROOT / "README.md"):

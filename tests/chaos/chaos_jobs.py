@@ -1,8 +1,8 @@
-"""The worker of the chaos test, copied beside the daemon: every execution leaves one line behind.
+"""The worker of the chaos test, copied beside the daemon; every execution writes one line.
 
     born INCARNATION              a worker process has opened
     ran INCARNATION TASK ATTEMPT  a handler began
-    bye INCARNATION               it was told to end; one that was killed never says so
+    bye INCARNATION               it was told to end; a killed one never writes this
 
 An incarnation is one worker process: `GENERATION:POOL/INDEX:RANDOM`, where the generation counts
 the starts of the supervisor. (A pid would not do: in its namespace each worker is PID 2.)
@@ -72,7 +72,7 @@ class Jobs(Worker):
 
     @task
     def shout(self, ctx, value: int, kilobytes: int) -> int:
-        """Writes more than anybody reads, with and without ends of lines."""
+        """Write more than anybody reads, with and without ends of lines."""
         self.ran(ctx)
         os.write(1, (b"shouting " * 12 + b"\n") * (kilobytes * 1024 // 109) + b"and on")
         return value
@@ -84,9 +84,9 @@ class Jobs(Worker):
 
     @task
     def litter(self, ctx, value: int) -> int:
-        """Leaves files, and a process that nothing but its death will end."""
+        """Leave files, and a process that only a kill will end."""
         self.ran(ctx)
-        with contextlib.suppress(OSError):  # the disk is full, or there is no fork to be had
+        with contextlib.suppress(OSError):  # the disk is full, or fork fails
             with tempfile.NamedTemporaryFile(delete=False) as file:
                 file.write(bytes(4096))
             subprocess.Popen(
@@ -100,7 +100,7 @@ class Jobs(Worker):
 
 
 class Doomed(Jobs):
-    """Never gets ready."""
+    """Never becomes ready."""
 
     def open(self):
         os._exit(7)

@@ -8,8 +8,8 @@ import pytest
 # What `make test` and `make test-long` have time for; `make chaos` asks for more.
 STORM_SECONDS = 15.0
 RESTARTS = 300
-MARGIN_SECONDS = 240.0  # beyond the time of the storm itself, for all that comes before and after
-SECONDS_PER_RESTART_MAX = 0.2  # about 0.015 are needed on a quiet machine
+MARGIN_SECONDS = 240.0  # added to the time of the storm, for all that comes before and after
+SECONDS_PER_RESTART_MAX = 0.2  # a quiet machine needs about 0.015
 
 TABLE = pytest.StashKey[list[tuple[str, str]]]()
 SEED = pytest.StashKey[int]()
@@ -26,12 +26,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-# The options are known only when this folder is named to pytest.
+# pytest knows the options only when this folder is named to it.
 
 
 @pytest.fixture
 def chaos_seed(request: pytest.FixtureRequest) -> int:
-    """The same for all tests of a run."""
+    """Return the seed that all tests of a run share."""
     seed = request.config.stash.get(SEED, request.config.getoption("--chaos-seed", None))
     if seed is None:
         seed = int.from_bytes(os.urandom(4), "big")
@@ -52,7 +52,7 @@ def restarts(request: pytest.FixtureRequest) -> int:
 
 @pytest.fixture
 def tell(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
-    """tell("tasks", 2000): a row of the table at the end of the run."""
+    """Add a row to the table at the end of the run: tell("tasks", 2000)."""
     table = request.config.stash.setdefault(TABLE, [])
     table.append((request.node.name, ""))
 

@@ -1,4 +1,4 @@
-"""A worker that hangs in every way, copied beside the daemon. What has hung once does not again."""
+"""A worker that hangs in every way, copied beside the daemon. Each way hangs only once."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ def hang(how: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
         time.sleep(600)
     elif how == "loop":
-        sum(range(10**13))  # in C: no signal handler runs, no other thread either
+        sum(range(10**13))  # in C: no signal handler runs, and no other thread
     elif how == "deadlock":
         mutex = ctypes.create_string_buffer(64)  # zeroes are an unlocked pthread_mutex_t
         libc = ctypes.CDLL(None)
@@ -48,7 +48,7 @@ class Hangs(Worker):
 
     @task
     def later(self, ctx, how: str) -> None:
-        """Hangs when the worker is idle again."""
+        """Hang when the worker is idle again."""
         threading.Timer(0.3, hang, [how]).start()
 
     @task

@@ -1,8 +1,8 @@
 """Thousands of tasks while workers, fork servers and the supervisor are killed: none may be lost.
 
 Delivery is at least once, with exactly one final state. So each acknowledged task must end as its
-kind says, once, for its submitter and in the store; and each execution beyond those that were
-needed must be explained by a process that was killed.
+kind says, once, for its submitter and in the store. A killed process must explain each additional
+execution.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ TASKS = 2000
 POOLS = {"crowd": 3, "single": 1}
 SHARES = {"crowd": 9, "single": 1}  # of the tasks
 CLIENTS = 3
-CLIENT_SECONDS_MAX = 90.0  # from the first submit to the last result; about 15 are needed
-PAUSE_SECONDS_MAX = 29.0  # takes less than three; what was lost is asked for again after 30
-RECOVERY_SECONDS_MAX = 29.0  # takes less than one; a start that was lost is noticed after 30
+CLIENT_SECONDS_MAX = 90.0  # from the first submit to the last result; about 15 are usual
+PAUSE_SECONDS_MAX = 29.0  # less than three are usual; a lost message is repeated after 30
+RECOVERY_SECONDS_MAX = 29.0  # less than one is usual; a lost start is noticed after 30
 WORKERS = sum(POOLS.values())
 
-# What must never be in the daemon's log: mistakes of our own, or news that was thrown away.
+# Must never be in the daemon's log: our own mistakes, or dropped messages.
 FORBIDDEN = (
     "internal error",
     "Traceback",
@@ -58,20 +58,20 @@ FORBIDDEN = (
     "no pool",
 )
 
-# A worker that is killed can repeat what it had leased: what ran, what had run and was not told
-# yet. With the supervisor die, besides, the results it had been told and not committed yet; while
-# one group is being written a worker gets through about as much again as it can hold.
+# A worker that is killed can repeat its leases: tasks that ran, and tasks that had run unreported.
+# With the supervisor, results die that were reported but not committed. While one group is being
+# written, a worker gets through about as many tasks again as it can hold.
 REPEATS_PER_WORKER_MAX = WINDOW_MAX
 REPEATS_PER_SUPERVISOR_MAX = WORKERS * 2 * WINDOW_MAX
 
 
 def check_store(path: Path, jobs: dict[str, Job]) -> None:
-    """Each task has ended in the store exactly once, as it must, and nothing else is there."""
+    """Check that each task ended in the store once, as expected, and nothing else is there."""
     assert final_states(path) == {job.id: job.state for job in jobs.values()}
 
 
 def check_executions(diary: Diary, jobs: dict[str, Job], monkey: Monkey) -> None:
-    """Everything ran as often as needed; every repeat is the fault of a killed process."""
+    """Check that everything ran as often as needed; a killed process must explain every repeat."""
     needed = {
         (job.id, attempt)
         for job in jobs.values()
@@ -106,7 +106,7 @@ def all_there(fleet: FleetStatus) -> bool:
 def zombies(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # an init that has just left
+        with contextlib.suppress(psutil.NoSuchProcess):  # an init that has just ended
             if child.status() == psutil.STATUS_ZOMBIE:
                 found.append(child)
     return found
@@ -179,6 +179,7 @@ def test_nothing_is_lost_while_everything_is_killed(
     tell("executions", diary.executions)
     tell("of them repeated", sum(diary.repeated.values()))
     tell("workers", f"{len(diary.incarnations)}, {len(diary.killed)} killed")
+    tell("spares killed", monkey.spares_killed)
     tell("strikes", ", ".join(f"{name} {times}" for name, times in monkey.struck.items()))
     tell("longest without progress", f"{monkey.longest_pause:.1f} s")
     tell("took", f"{time.monotonic() - began:.1f} s")

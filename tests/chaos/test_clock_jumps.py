@@ -1,7 +1,7 @@
 """The clock of a running daemon jumps: a year ahead, back to 1970, to and fro.
 
-Nothing is forgotten, nobody waits longer or shorter, and it is said once. The clock is that of
-storm/shim.c: the machine's own is not touched.
+The daemon forgets nothing, no task waits longer or shorter, and the jump is logged once. The clock
+is that of storm/shim.c: the machine's own is not touched.
 """
 
 import os
@@ -58,7 +58,7 @@ def keeper(muster: Musters, shim: Shim) -> Any:
 
 
 def ticks(daemon: Muster) -> int:
-    """How many runs of the schedule have ended."""
+    """Count the runs of the schedule that have ended."""
     return int(daemon.log().count("task=@tick."))
 
 
@@ -103,7 +103,7 @@ def test_a_clock_that_jumps_under_a_running_daemon_loses_nothing(
         for number in range(FLAPS):
             for ahead in (3600, YEAR, 0):
                 shim.set_clock(ahead)
-                time.sleep(1.0 + 0.1 * number)  # the daemon looks once a second
+                time.sleep(1.0 + 0.1 * number)  # the daemon reads the clock once a second
         waiting("it is believed once more", lambda: keeper.ctl("clock").returncode == 0)
         assert known() == states
     log = keeper.log()

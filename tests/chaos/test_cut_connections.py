@@ -1,5 +1,5 @@
-"""Clients behind a relay that cuts, delays and half-closes their connections at random bytes, while
-workers, nurseries and the daemon itself are killed."""
+"""A relay cuts, delays and half-closes the connections of clients at random bytes, while workers,
+fork servers and the daemon itself are killed."""
 
 import contextlib
 import random
@@ -21,7 +21,7 @@ from support.waiting import Waiting
 CLIENTS = 4
 STORM_SECONDS = 8.0
 CALL_SECONDS = 3.0
-LATE_SECONDS = 60.0  # that a call may come back after its time-out, on a machine that is busy
+LATE_SECONDS = 60.0  # how late a call may return after its timeout on a busy machine
 SETTLE_SECONDS = 60.0
 DAEMON_EVERY_SECONDS = 2.0
 DESCRIPTORS_MORE_MAX = 10
@@ -38,7 +38,7 @@ class Echo(Worker):
 
 
 class Relay:
-    """Between clients and tasks.sock."""
+    """Forwards bytes between clients and tasks.sock."""
 
     def __init__(self, path: Path, target: str, seed: int) -> None:
         self.cuts = 0
@@ -70,7 +70,7 @@ class Relay:
             way_out.join()
 
     def _pump(self, source: socket.socket, target: socket.socket) -> None:
-        """Copy up to some byte; the other way may go on for a moment."""
+        """Copy up to some byte; the other direction may go on for a moment."""
         rng = self._rng
         left = int(10 ** rng.uniform(0, 5.5))
         slow = rng.random() < 0.3
@@ -90,7 +90,7 @@ class Relay:
 
 
 class Caller(threading.Thread):
-    """Submits, waits, and notes what it was promised."""
+    """Submits, waits, and notes the acknowledgements it got."""
 
     def __init__(self, path: Path, number: int, over: threading.Event) -> None:
         super().__init__()

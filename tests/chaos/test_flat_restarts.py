@@ -1,6 +1,6 @@
 """Thousands of restarts: the supervisor and its fork server hold no more afterwards than before.
 
-`make bench-fleet` measures the same at leisure; this is what must hold.
+`make bench-fleet` measures the same at length; this test checks the limits.
 """
 
 import contextlib
@@ -20,21 +20,21 @@ from support.waiting import Waiting
 
 WORKERS = 8
 TENTHS = 10
-STEP_SECONDS_MAX = 60.0  # from one restart to the next; hundredths are needed
+STEP_SECONDS_MAX = 60.0  # from one restart to the next; hundredths are usual
 READY = frozenset(("RUNNING", "BUSY"))
-# Rings of output and events, windows of crashes and the allocator fill up at first, so what is held
-# half-way counts. A leak of some hundred bytes per restart stands out in the second half of 10,000.
+# Rings of output and events, windows of crashes and the allocator fill up at first, so the second
+# half counts. A leak of some hundred bytes per restart stands out in the second half of 10,000.
 GROWTH_BYTES_MAX = 2 * 1024 * 1024
 
 
 class Holdings(NamedTuple):
-    """Of the supervisor and its fork server."""
+    """What the supervisor and its fork server hold."""
 
     descriptors: int
     threads: int
     mappings: int
-    anonymous_bytes: int  # what is not a part of a file: nobody else's doing
-    pss_bytes: int  # shown only: it moves with who else maps the same libraries
+    anonymous_bytes: int  # not part of any file, so no other process affects it
+    pss_bytes: int  # shown only: it depends on who else maps the same libraries
 
 
 def lasting(supervisor: psutil.Process) -> list[psutil.Process]:
@@ -47,7 +47,7 @@ def lasting(supervisor: psutil.Process) -> list[psutil.Process]:
 
 
 def spares(supervisor: psutil.Process) -> list[psutil.Process]:
-    """Spare workers that are up: each has its init already."""
+    """Return the spare workers that are up: each has its init already."""
     found = []
     for each in supervisor.children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -68,14 +68,14 @@ def holdings(supervisor: psutil.Process) -> Holdings:
 
 
 def rolled_up(pid: int, field: str) -> int:
-    """One line of its smaps_rollup, in bytes."""
+    """Return one line of smaps_rollup, in bytes."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     (found,) = [line.split()[1] for line in lines if line.startswith(f"{field}:")]
     return int(found) * 1024
 
 
 def strike(pid: int, supervisor: int, rng: Random) -> None:
-    """Kill this worker, or its init."""
+    """Kill this worker or its init."""
     with contextlib.suppress(psutil.NoSuchProcess):
         init = rng.random() < 0.2
         victim = psutil.Process(pid).ppid() if init else pid
@@ -86,7 +86,7 @@ def strike(pid: int, supervisor: int, rng: Random) -> None:
 
 
 def kill_until(daemon: Muster, restarts: int, rng: Random, waiting: Waiting) -> None:
-    """Kill workers and their inits as soon as they are up, until there were so many restarts."""
+    """Kill workers and their inits as soon as they are up, until there were that many restarts."""
     killed: set[int] = set()
 
     def step() -> str:
@@ -143,7 +143,7 @@ def test_descriptors_and_memory_stay_flat_over_restarts(
     tell("restarts", daemon.pool("jobs").restarts)
     for name in Holdings._fields:
         tell(f"{name} at each tenth", " ".join(str(getattr(each, name)) for each in held))
-    assert last.descriptors <= first.descriptors + WORKERS  # some are on their way at any moment
+    assert last.descriptors <= first.descriptors + WORKERS  # some are under way at any moment
     assert last.threads <= first.threads
     assert last.mappings <= first.mappings + WORKERS
     assert last.anonymous_bytes - first.anonymous_bytes < GROWTH_BYTES_MAX

@@ -1,7 +1,7 @@
-"""Workers that hang while they start, work and idle: found, dumped, killed, replaced; nothing lost.
+"""Workers that hang at start, at work and idle: found, dumped, killed, replaced; nothing lost.
 
-Each hangs in a way that its own code could not help: stopped by a signal, in an endless loop in C
-that holds the interpreter, in a deadlock of C, in one that swallows every exception.
+Each hangs in a way that its own code cannot prevent: stopped by a signal, in an endless loop in C
+that holds the interpreter, in a deadlock of C, in a loop that swallows every exception.
 """
 
 import os

@@ -41,7 +41,7 @@ def test_a_killed_publisher_comes_back_and_its_subscriber_goes_on(
     try:
         subscriber.setsockopt(zmq.LINGER, 0)
         subscriber.setsockopt(zmq.RCVTIMEO, 50)
-        subscriber.connect(f"ipc://{path}")  # once: the rest is ZeroMQ's
+        subscriber.connect(f"ipc://{path}")  # once: ZeroMQ reconnects by itself
         subscriber.subscribe("pool.paused.jobs")
         worker = waiting("a worker", lambda: daemon.worker("jobs/0").pid)
         killed = 0
@@ -62,7 +62,7 @@ def test_a_killed_publisher_comes_back_and_its_subscriber_goes_on(
 
 
 def _next(daemon: Muster, waiting: Waiting, before: int) -> int:
-    """The pid of the publisher that is up, and is not the one before."""
+    """Return the pid of a publisher that is up and is not the one before."""
 
     def found() -> int:
         status = daemon.status().events
@@ -77,6 +77,6 @@ def _hears(daemon: Muster, subscriber: "zmq.Socket[bytes]") -> bool:
     daemon.ctl("resume", "jobs")
     heard = False
     with contextlib.suppress(zmq.Again):
-        while True:  # all that is there: the next time it shall be news
+        while True:  # read all that is there, so that the next event is new
             heard = subscriber.recv_multipart()[0] == b"pool.paused.jobs"
     return heard

@@ -1,4 +1,4 @@
-"""Workers are recycled all the time and some of them killed: every task ends once, and well."""
+"""Workers are recycled all the time and some are killed: every task succeeds once."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ RESTART = {"base": "10ms", "max": "50ms", "pause": "50ms", "limit": 10_000}
 
 
 def killed_one(daemon: Muster, rng: Random) -> bool:
-    """Kill -9 of one worker, be it at work, in its first moments or on its way out."""
+    """Kill one worker with SIGKILL, at work, during its start or on its way out."""
     pool = daemon.pool("jobs")
     pids = [worker.pid for worker in (*pool.workers, *pool.leaving) if worker.pid]
     if not pids:

@@ -3,8 +3,8 @@
 Seeded faults over thousands of tasks, on a real daemon with real workers: kill -9 and SIGSTOP of
 everything that has a pid, forks that fail, descriptors that run out, a disk that is full, slow or
 hangs, steps of the wall clock, workers that flood, clients that flood, lie and vanish, abuse of the
-control socket, and people who scale, restart, pause and reload meanwhile. All the while somebody
-asks for the status. See docs/chaos.md.
+control socket, and operators who scale, restart, pause and reload. Another process asks for the
+status all the time. See docs/chaos.md.
 """
 
 import contextlib
@@ -40,20 +40,20 @@ from support.waiting import Waiting
 
 NOBODY = 65534
 SIZES = {"crowd": 3, "single": 1, POOL: 1}
-SHARES = {"crowd": 9, "single": 1}  # of the tasks; the others are for those who misbehave
-DOOMED = "doomed"  # the pool whose workers never get ready
+SHARES = {"crowd": 9, "single": 1}  # of the tasks; the other pools are for the floods
+DOOMED = "doomed"  # the pool whose workers never become ready
 CLIENTS = 3
 DESCRIPTORS_MAX = 2048  # of the daemon: a crowd of connections can reach it
 STRIKE_SECONDS_MAX = 0.5  # from one fault to the next
 DISK_MEGABYTES = 64
-DISK_MEGABYTES_PER_SECOND = 8  # of results
-CLIENT_SECONDS_MAX = 150.0  # beyond the storm, until the last task has ended
+DISK_MEGABYTES_PER_SECOND = 8  # for results
+CLIENT_SECONDS_MAX = 150.0  # after the storm, until the last task has ended
 RECOVERY_SECONDS_MAX = 30.0
-PAUSE_SECONDS_MAX = 30.0  # without any progress at all
-# The promise is a second. It is not the daemon's fault when it does not get a processor: in the
-# storm two processors are shared by dozens of processes, and in the suite by other tests as well.
+PAUSE_SECONDS_MAX = 30.0  # without any progress
+# The promise is a second. But the daemon may get no processor: in the storm, dozens of processes
+# share two processors, and so do other tests of the suite.
 
-# What must never be in the daemon's log, whatever happens: mistakes of our own.
+# Must never be in the daemon's log: our own mistakes.
 FORBIDDEN = ("internal error", "Traceback", "is not stored", "was taken", "resists", "no pool")
 
 
@@ -79,21 +79,21 @@ def settings(containment: str) -> dict[str, Any]:
 
 
 class RunRecord:
-    """What a daemon could leave behind, remembered as it comes up."""
+    """Things that a daemon could leave behind, remembered when it starts."""
 
     def __init__(self, daemon: Muster) -> None:
         self._daemon = daemon
         self._groups: set[Path] = set()
 
     def look(self) -> None:
-        """At the control group of the supervisor that runs now."""
+        """Remember the control group of the supervisor that runs now."""
         with contextlib.suppress(FileNotFoundError, msgspec.DecodeError):
             note = msgspec.json.decode((self._daemon.state / "tmp.run").read_bytes())
             if note["group"]:
                 self._groups.add(Path(note["group"]))
 
     def left(self) -> list[str]:
-        """After the end of the daemon: processes, directories, sockets and control groups."""
+        """Return what the ended daemon left: processes, directories, sockets and control groups."""
         found = [f"process {each}" for each in self._daemon.processes()]
         found += [f"directory {each}" for each in (self._daemon.state / "tmp").glob("*")]
         found += [f"socket {each}" for each in self._daemon.runtime.glob("*.sock")]
@@ -105,8 +105,8 @@ class RunRecord:
 def weather(
     muster: Musters, chaos_seed: int, storm_seconds: float
 ) -> Iterator[Callable[[str], "Weather"]]:
-    """weather(containment): a daemon that runs, on a disk of its own where that can be, and all
-    that is going to befall it."""
+    """Start a daemon, on a disk of its own where possible, and prepare the faults:
+    weather(containment)."""
     with contextlib.ExitStack() as undo:
 
         def make(containment: str) -> Weather:
@@ -143,7 +143,7 @@ def jobs_until(rng: Random, end: float) -> Iterator[Job]:
 
 
 class Weather:
-    """One storm: everything that takes part in it, and what was seen."""
+    """One storm: everything that takes part in it, and what it saw."""
 
     def __init__(self, storm: Storm, seconds: float) -> None:
         self.storm = storm
@@ -168,7 +168,7 @@ class Weather:
         self.answers: Answers | None = None
 
     def blow(self) -> None:
-        """Until it is over, and the last task has ended."""
+        """Run the storm until it is over and the last task has ended."""
         with ThreadPoolExecutor(CLIENTS) as pool:
             clients = submit_all(self.submitters, pool)
             try:
@@ -197,7 +197,7 @@ class Weather:
         return sum(len(each.ended) for each in self.submitters)
 
     def at_rest(self) -> bool:
-        """Whether every pool that can has all its workers, and nothing is under way."""
+        """Tell whether every pool that can has all its workers, and no task is under way."""
         pools = [pool for pool in self.daemon.status().pools if pool.name != DOOMED]
         return all(
             pool.running == pool.size and not pool.busy and not sum(pool.queued.values())
@@ -217,14 +217,14 @@ class Weather:
 def zombies(pid: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(pid).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # an init that has just left
+        with contextlib.suppress(psutil.NoSuchProcess):  # an init that has just ended
             if child.status() == psutil.STATUS_ZOMBIE:
                 found.append(child)
     return found
 
 
 def check_store(weather: Weather, jobs: dict[str, Job]) -> int:
-    """Each task has ended in the store exactly once, as its client was told; how many there are."""
+    """Check that each task ended once in the store, as its client heard; return their number."""
     path = store_file(weather.daemon.state)
     states = final_states(path)
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
@@ -237,7 +237,7 @@ def check_store(weather: Weather, jobs: dict[str, Job]) -> int:
         "other": [id_ for id_ in wanted.keys() & ours.keys() if wanted[id_] != ours[id_]],
     }
     assert not weather.refused & states.keys(), "refused, and yet there"
-    # Of those who vanished nobody knows what they had submitted: only what was acknowledged counts.
+    # Nobody knows what vanished clients submitted: only acknowledged tasks count.
     told = weather.floods.told()
     assert told["acked"] <= public, f"lost: {told['acked'] - public}"
     assert not told["refused"] & public, "refused, and yet there"

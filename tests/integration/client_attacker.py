@@ -1,8 +1,8 @@
 """python client_attacker.py KIND SOCKET PEERS [ID...]: hostile clients of tasks.sock.
 
-Each of the peers does the same, as fast as it is let: it says things and reads nothing. One that is
-put out comes back. "begun" is said when all have come once; it is over when standard input ends,
-and a line tells how often one was put out.
+Each peer sends as fast as the daemon lets it and reads nothing. A peer that is disconnected
+connects again. The program prints "begun" when every peer has connected once. It runs until
+standard input ends, then prints the number of disconnections.
 """
 
 import os
@@ -37,7 +37,7 @@ HELLO = frame(encode(Hello(PROTOCOL)))
 
 
 def endless(_ids: list[str]) -> Iterator[bytes]:
-    """A message of several frames that never ends."""
+    """Send a message of several frames that never ends."""
     yield HELLO
     part = frame(bytes(CHUNK), MORE)
     while True:
@@ -45,7 +45,7 @@ def endless(_ids: list[str]) -> Iterator[bytes]:
 
 
 def half(_ids: list[str]) -> Iterator[bytes]:
-    """A frame that lacks its last byte."""
+    """Send a frame that lacks its last byte."""
     yield HELLO
     yield frame(bytes(CLIENT_BYTES_MAX - 1))[:9]
     for _ in range(CLIENT_BYTES_MAX // CHUNK - 1):
@@ -53,21 +53,21 @@ def half(_ids: list[str]) -> Iterator[bytes]:
 
 
 def mute(_ids: list[str]) -> Iterator[bytes]:
-    """The same without a hello."""
+    """Send half a frame without a hello."""
     says = half([])
     next(says)
     yield from says
 
 
 def watch(ids: list[str]) -> Iterator[bytes]:
-    """Large results, all at once, and again."""
+    """Watch large results, all at once, again and again."""
     yield HELLO
     while True:
         yield frame(encode(Watch((ids * 60)[:60])))
 
 
 def inspect(ids: list[str]) -> Iterator[bytes]:
-    """All that is known of large tasks."""
+    """Inspect large tasks, one after the other."""
     yield HELLO
     number = 0
     while True:
@@ -76,7 +76,7 @@ def inspect(ids: list[str]) -> Iterator[bytes]:
 
 
 def resend(_ids: list[str]) -> Iterator[bytes]:
-    """Submits that may have been sent before, which only the store knows."""
+    """Send submits marked as resent, which only the store can tell from new ones."""
     yield HELLO
     mine = f"{os.getpid()}-{time.monotonic_ns()}"
     number = 0
@@ -87,7 +87,7 @@ def resend(_ids: list[str]) -> Iterator[bytes]:
 
 
 def again(_ids: list[str]) -> Iterator[bytes]:
-    """The same submit, on one connection after the other."""
+    """Send the same submits on each connection in turn."""
     yield HELLO
     tasks = [TaskSpec(f"again-{number}", "jobs.echo", bytes(60 * 1024)) for number in range(4)]
     for number, task in enumerate(tasks):
@@ -95,7 +95,7 @@ def again(_ids: list[str]) -> Iterator[bytes]:
 
 
 def unknown(_ids: list[str]) -> Iterator[bytes]:
-    """Small submits with long answers."""
+    """Send small submits that get long answers."""
     yield HELLO
     tasks = [TaskSpec(f"u{number}", "nowhere.x", b"") for number in range(1000)]
     submit = frame(encode(Submit(1, tasks)))
@@ -104,13 +104,13 @@ def unknown(_ids: list[str]) -> Iterator[bytes]:
 
 
 def hello(_ids: list[str]) -> Iterator[bytes]:
-    """The same again and again, each with an answer."""
+    """Send hello again and again; each hello gets an answer."""
     while True:
         yield HELLO * 100
 
 
 def garbage(_ids: list[str]) -> Iterator[bytes]:
-    """Frames that are no message."""
+    """Send frames that hold no message."""
     yield HELLO
     while True:
         yield b"\0\1\xc1" * 1000
@@ -120,7 +120,7 @@ KINDS: dict[str, Callable[[list[str]], Iterator[bytes]]] = {
     each.__name__: each
     for each in (endless, half, mute, watch, inspect, resend, again, unknown, hello, garbage)
 }
-HANGS_UP = ("again",)  # when all is said
+HANGS_UP = ("again",)  # after the last byte
 
 
 class Peer:
@@ -133,7 +133,7 @@ class Peer:
         self.socket.connect(path)
 
     def go_on(self) -> bool:
-        """Say as much as fits; False if there is nothing more to say."""
+        """Send as much as fits; return False when nothing is left to send."""
         try:
             while True:
                 while self.rest:
@@ -154,7 +154,7 @@ def attack(kind: str, path: str, peers: int, ids: list[str]) -> None:
         while wanted:
             try:
                 peer = Peer(kind, path, ids)
-            except BlockingIOError:  # too many are at the door
+            except BlockingIOError:  # the accept queue is full
                 break
             selector.register(peer.socket, selectors.EVENT_WRITE, peer)
             wanted -= 1
@@ -170,7 +170,7 @@ def attack(kind: str, path: str, peers: int, ids: list[str]) -> None:
                 over = not peer.go_on()
                 if over and peer.hangs_up:
                     raise ConnectionResetError
-                if over:  # from now on only its end is of interest
+                if over:  # from now on only the end of the connection matters
                     selector.modify(peer.socket, selectors.EVENT_READ, peer)
                     if key.events == selectors.EVENT_READ and not peer.socket.recv(1024 * 1024):
                         raise ConnectionResetError

@@ -1,5 +1,5 @@
-"""A worker module with everything the tests want to happen, put beside the daemon; a way to see
-whether a tree of processes is gone; and the pages of the documentation, put to work."""
+"""Fixtures: a worker module whose tasks do whatever tests need, a check that a process tree is
+gone, and the examples of the documentation, ready to run."""
 
 import contextlib
 import os
@@ -94,7 +94,7 @@ class Jobs(Worker):
 
 @pytest.fixture
 def jobs(muster: Musters) -> Jobs:
-    """jobs(size=2, ...) -> a daemon whose pool `jobs` runs the tasks above."""
+    """Make a daemon whose pool `jobs` runs the tasks above: jobs(size=2, ...)."""
 
     def make(
         size: int = 2, *, pool: dict[str, Any] | None = None, start: bool = True, **settings: Any
@@ -127,7 +127,7 @@ def survivors(tmp_path: Path, survivors_in: Callable[[Path], Survivors]) -> Surv
 
 @pytest.fixture(autouse=True)
 def groups(request: pytest.FixtureRequest) -> None:
-    """Tests marked `cgroups` need a hierarchy of version 2 that this process may change."""
+    """Skip unless this process may change a control group hierarchy of version 2."""
     if request.node.get_closest_marker("cgroups") is None:
         return
     try:
@@ -140,7 +140,7 @@ def groups(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture
 def memory_group() -> Iterator[Callable[[int], Path]]:
-    """memory_group(BYTES) -> a control group that may use so much, of whichever version is here."""
+    """Make a control group limited to that many bytes, of version 1 or 2: memory_group(BYTES)."""
     made: list[Path] = []
 
     def make(limit_bytes: int) -> Path:
@@ -170,7 +170,7 @@ def _remove_group(group: Path) -> None:
     while time.monotonic() < deadline:
         try:
             group.rmdir()
-        except OSError:  # the last process is still leaving it
+        except OSError:  # the last process has not left the group yet
             time.sleep(0.01)
         else:
             return
@@ -179,7 +179,7 @@ def _remove_group(group: Path) -> None:
 
 @pytest.fixture
 def document(muster: Musters) -> Callable[[str], Document]:
-    """document("docs/page.md") -> its examples, in the folder of a daemon that is not started."""
+    """Put a page's examples beside a daemon that is not started: document("docs/page.md")."""
 
     def make(path: str) -> Document:
         return Document(Path(__file__).parents[2] / path, muster({}, start=False))
@@ -189,5 +189,5 @@ def document(muster: Musters) -> Callable[[str], Document]:
 
 @pytest.fixture
 def disk(tmp_path: Path) -> BrokenDisk:
-    """A disk that breaks when a test says so."""
+    """Make a disk that breaks when a test says so."""
     return BrokenDisk(tmp_path, Path(__file__).with_name("broken_disk.c"))

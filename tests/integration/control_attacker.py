@@ -1,7 +1,7 @@
-"""Misbehaves at a control socket: `control_attacker.py SOCKET KIND SECONDS SEED`.
+"""Misbehave at a control socket: `control_attacker.py SOCKET KIND SECONDS SEED`.
 
-Prints "begun" when it is under way, ends after SECONDS, or when it has done all it came for, and
-prints how much that was."""
+The program prints "begun" when it starts, ends after SECONDS or when its attack is complete, and
+prints how much it did."""
 
 import contextlib
 import json
@@ -14,9 +14,9 @@ import time
 HALF = b'{"jsonrpc": "2.0", "id": 1, "method": "sta'
 STATUS = b'{"jsonrpc": "2.0", "id": 1, "method": "status"}\n'
 LINES = 1_000_000
-LINES_SECONDS = 200.0  # about 20 of the daemon's processor time
+LINES_SECONDS = 200.0  # the daemon needs about 20 seconds of processor time for them
 CONNECTIONS = 500
-CHANGES_MAX = 5  # bytes of a good line that are made bad ones
+CHANGES_MAX = 5  # bytes of a valid line that are changed
 
 
 class Attacker:
@@ -36,7 +36,7 @@ class Attacker:
         return client
 
     def _send(self, data: bytes) -> None:
-        """And read what comes, if it comes soon."""
+        """Send the data; read an answer that comes soon."""
         with contextlib.suppress(OSError), self._connect() as client:
             client.settimeout(0.05)
             client.sendall(data)
@@ -44,7 +44,7 @@ class Attacker:
             client.recv(65536)
 
     def bytes(self) -> None:
-        """Random ones, and good lines with a few wrong bytes."""
+        """Send random bytes, and valid lines with a few wrong bytes."""
         good = [
             json.dumps({"jsonrpc": "2.0", "id": 1, "method": method, "params": params}).encode()
             for method, params in (
@@ -66,7 +66,7 @@ class Attacker:
             self._send(data)
 
     def halves(self) -> None:
-        """Lines that are never completed."""
+        """Send lines that never end."""
         with contextlib.ExitStack() as opened:
             while self._time_left():
                 with contextlib.suppress(OSError):
@@ -76,7 +76,7 @@ class Attacker:
                 time.sleep(0.01)
 
     def lines(self) -> None:
-        """Very many of them, over one connection, all answered."""
+        """Send a great many lines over one connection, all of which are answered."""
         with self._connect() as client:
             client.settimeout(LINES_SECONDS)
             reader = threading.Thread(target=self._count_answers, args=(client,))
@@ -92,7 +92,7 @@ class Attacker:
             self.count += data.count(b"\n")
 
     def slow(self) -> None:
-        """Those who ask and ask, and never read the answers."""
+        """Send requests and never read the answers."""
         with contextlib.ExitStack() as opened:
             clients: list[socket.socket] = []
             while self._time_left():
@@ -106,7 +106,7 @@ class Attacker:
                 time.sleep(0.01)
 
     def crowd(self) -> None:
-        """Five hundred connections that say nothing, and come back when they are put out."""
+        """Open five hundred silent connections, and replace those that are closed."""
         clients: list[socket.socket] = []
         while self._time_left():
             with contextlib.suppress(OSError):

@@ -1,10 +1,10 @@
-"""A process with a real ControlServer and a small fleet that exists only on paper.
+"""Run a real ControlServer in a process, with a small made-up fleet.
 
     python control_standin.py SOCKET [GROUP]
 
-Prints "ready" once it listens. Commands that wait are answered in a later turn of the loop, as the
-daemon does. Tasks: parser.echo returns its arguments, parser.fail fails, parser.never never ends,
-parser.full is rejected. `restart broken` fails; `signal` is published as an event.
+The program prints "ready" once it listens. It answers commands that wait in a later turn of the
+loop, as the daemon does. Tasks: parser.echo returns its arguments, parser.fail fails, parser.never
+never ends, parser.full is rejected. `restart broken` fails; `signal` is published as an event.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""What curl, Chromium and musterd make of answers that break HTTP; the table of docs/fetching.md.
+"""Compare how curl, Chromium and musterd treat answers that break HTTP, for docs/fetching.md.
 
-.venv/bin/python tests/integration/http_verdicts.py     measures, and writes the table anew
+.venv/bin/python tests/integration/http_verdicts.py     measures, and rewrites the table
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from musterd.workers.parser import ParserWorker
 DOCS = Path(__file__).parents[2] / "docs" / "fetching.md"
 TABLE = re.compile(r"(?<=<!-- violations -->\n).*?(?=<!-- /violations -->)", re.DOTALL)
 CHROMIUM = "/usr/lib/chromium/chromium"
-PATIENCE_SECONDS = 3  # for an answer whose end cannot be found
+PATIENCE_SECONDS = 3  # for an answer without a recognizable end
 
-# "page": BODY as it was meant; "other": something else without an error; "empty": as it should be
+# "page": the intended BODY; "other": another body and no error; "empty": no body, as is correct
 PAGE, OTHER, EMPTY, REFUSED, RETRIED, ERROR = (
     "page",
     "other",
@@ -35,7 +35,7 @@ PAGE, OTHER, EMPTY, REFUSED, RETRIED, ERROR = (
 
 
 def read_table() -> dict[str, tuple[str, str, str]]:
-    """Verdicts of curl, Chromium and musterd by the violation's name."""
+    """Return the verdicts of curl, Chromium and musterd by the name of the violation."""
     table = TABLE.search(DOCS.read_text())
     assert table is not None
     rows = [
@@ -64,7 +64,7 @@ def write_table(verdicts: dict[str, tuple[str, str, str]]) -> None:
 
 
 def curl_verdict(url: str) -> str:
-    """What the curl of this machine makes of an answer."""
+    """Return the verdict of this machine's curl on an answer."""
     command = ["curl", "-sS", "--compressed", "-L", "--max-time", str(PATIENCE_SECONDS), url]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode:
@@ -73,7 +73,7 @@ def curl_verdict(url: str) -> str:
 
 
 def curl_version() -> str:
-    """Such as 7.88.1; nothing without curl."""
+    """Return the version of curl, such as 7.88.1, or nothing without curl."""
     if shutil.which("curl") is None:
         return ""
     told = subprocess.run(["curl", "--version"], capture_output=True, text=True, check=True)
@@ -83,7 +83,7 @@ def curl_version() -> str:
 async def our_verdicts(
     server: ViolationServer, violations: Iterable[Violation]
 ) -> dict[str, tuple[str, str]]:
-    """What musterd makes of each, and the reason it gives."""
+    """Return the verdict of musterd on each violation, and its reason."""
     worker = ParserWorker()
     worker.pool, worker.index, worker.options = "parser", 0, {}
     await worker.open()
@@ -103,7 +103,7 @@ async def _our_verdict(worker: ParserWorker, url: str) -> tuple[str, str]:
         return REFUSED, str(error)
     except (ConnectionError, TimeoutError) as error:
         return RETRIED, str(error)
-    msgspec.msgpack.encode(page)  # as a result is
+    msgspec.msgpack.encode(page)  # as a result is encoded
     text = page["text"]
     return (PAGE if text.encode() == BODY else EMPTY if not text else OTHER), ""
 
@@ -111,7 +111,7 @@ async def _our_verdict(worker: ParserWorker, url: str) -> tuple[str, str]:
 async def chromium_verdicts(
     server: ViolationServer, violations: Iterable[Violation]
 ) -> dict[str, str]:
-    """What Chromium makes of each."""
+    """Return the verdict of Chromium on each violation."""
     from playwright.async_api import Browser, Error, async_playwright
 
     async def verdict(browser: Browser, url: str) -> str:

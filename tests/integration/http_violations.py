@@ -1,7 +1,7 @@
 """Answers that break HTTP, as servers send them, and a server on loopback that sends them.
 
-Every answer tries to deliver BODY. What becomes of each is in docs/fetching.md, which
-http_verdicts.py reads and writes.
+Every answer tries to deliver BODY. docs/fetching.md says how each client treats each answer;
+http_verdicts.py reads and writes that table.
 """
 
 import gzip
@@ -23,14 +23,14 @@ KIND = b"Content-Type: text/html; charset=utf-8\r\n"
 SIZED = KIND + b"Content-Length: %d\r\n" % SIZE
 CHUNKED = KIND + b"Transfer-Encoding: chunked\r\n"
 OK = b"HTTP/1.1 200 OK\r\n"
-TRUNCATED = 20  # bytes that are missing where something is cut off
+TRUNCATED = 20  # bytes that a truncated answer lacks
 
 Ending = Literal["keep", "close", "reset"]
 
 
 @dataclass(frozen=True)
 class Violation:
-    """`ending` is what becomes of the connection after the answer was sent."""
+    """`ending` says how the connection ends after the answer."""
 
     name: str
     answer: bytes
@@ -38,7 +38,7 @@ class Violation:
 
 
 def sized(name: str, extra: bytes, status: bytes = OK) -> Violation:
-    """A page with its length and one more header."""
+    """Make a page with its length and one more header."""
     return Violation(name, status + SIZED + extra + b"\r\n" + BODY, "keep")
 
 
@@ -47,7 +47,7 @@ def started(name: str, status: bytes) -> Violation:
 
 
 def measured(name: str, length: bytes, body: bytes = BODY, ending: Ending = "close") -> Violation:
-    """A page with these Content-Length headers."""
+    """Make a page with these Content-Length headers."""
     return Violation(name, OK + KIND + length + b"\r\n" + body, ending)
 
 
@@ -58,26 +58,26 @@ def coded(
     ending: Ending = "keep",
     version: bytes = b"1.1",
 ) -> Violation:
-    """A page in some transfer coding."""
+    """Make a page in a transfer coding."""
     head = b"HTTP/" + version + b" 200 OK\r\n" + KIND + b"Transfer-Encoding: " + coding
     return Violation(name, head + b"\r\n\r\n" + body, ending)
 
 
 def answered(name: str, status: bytes, headers: bytes = b"", ending: Ending = "keep") -> Violation:
-    """The page with another status."""
+    """Make the page with another status."""
     return Violation(
         name, b"HTTP/1.1 " + status + b"\r\n" + headers + SIZED + b"\r\n" + BODY, ending
     )
 
 
 def packed(name: str, coding: bytes, body: bytes) -> Violation:
-    """A page in some content coding."""
+    """Make a page in a content coding."""
     head = OK + KIND + b"Content-Encoding: " + coding + b"\r\n"
     return Violation(name, head + b"Content-Length: %d\r\n\r\n" % len(body) + body, "keep")
 
 
 def moved(name: str, location: bytes, status: bytes = b"302 Found") -> Violation:
-    """A redirect to /target, which answers with the page."""
+    """Make a redirect to /target, which answers with the page."""
     return Violation(
         name, b"HTTP/1.1 " + status + b"\r\n" + location + b"Content-Length: 0\r\n\r\n", "keep"
     )
@@ -361,7 +361,7 @@ PAGE = OK + SIZED + b"\r\n" + BODY
 
 
 class ViolationServer:
-    """Answers /N with the violation of that number, anything with `target` in it with the page."""
+    """Answers /N with violation number N, and any path that contains `target` with the page."""
 
     def __init__(self) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -374,7 +374,7 @@ class ViolationServer:
         return f"http://127.0.0.1:{self.port}/{VIOLATIONS.index(violation)}"
 
     def close(self) -> None:
-        # shutdown() is what wakes a thread that waits in accept() or recv().
+        # shutdown() wakes a thread that waits in accept() or recv().
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for each in list(self._open):
@@ -398,14 +398,14 @@ class ViolationServer:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection, suppress(OSError):  # a peer that has gone is no failure
+            with connection, suppress(OSError):  # a peer may have disconnected
                 while self._answer(connection):
                     pass
         finally:
             self._open.discard(connection)
 
     def _answer(self, connection: socket.socket) -> bool:
-        """Answers one request; False once the connection has ended."""
+        """Answer one request; return False once the connection has ended."""
         request = b""
         while b"\r\n\r\n" not in request:
             data = connection.recv(65536)

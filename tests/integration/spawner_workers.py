@@ -1,4 +1,4 @@
-"""A small worker runtime for the tests of the spawner, and a supervisor to be killed.
+"""Provide a small worker runtime for tests of the spawner, and a supervisor to be killed.
 
 A worker's name says what it does: "idle", "exit:7", "signal:15", "raise:text", "words:text",
 "busy:LEASE", "tree:FIFO", "tree-exit:FIFO", "import:MODULE", "thread".
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 from musterd.ipc.wire.messages import TaskDeclaration
 from musterd.ipc.wire.scoreboard import Scoreboard
 
-TREE_SIZE = 6  # processes of a tree, the worker included
+TREE_SIZE = 6  # processes in a tree, the worker included
 
 
 class Loaded(NamedTuple):
@@ -108,8 +108,8 @@ def _report(folder: Path, pool: str, index: int, token: str, socket: str) -> Non
 
 
 def _grow(fifo: str) -> None:
-    """Starts the kinds of process that survive lesser supervisors. All hold the FIFO open, and
-    one byte in it says that all are there."""
+    """Start the kinds of process that often survive their supervisor. All of them hold the FIFO
+    open; one byte in the FIFO says that all are running."""
     fifo_fd = os.open(fifo, os.O_WRONLY)
     settled_read, settled_fd = os.pipe()
     script = f"import os, time; os.write({settled_fd}, b'x'); time.sleep(3600)"
@@ -144,7 +144,7 @@ def _settle(settled_fd: int, session: bool, orphan: bool, deaf: bool, stopped: b
 
 
 def host(temp_root: str, containment: str, worker: str) -> NoReturn:
-    """A supervisor with one worker that prints its events until it is killed."""
+    """Run a supervisor with one worker; print its events until it is killed."""
     from musterd.supervisor.processes.spawner import Spawner
 
     spawner = Spawner("unused.sock", Path(temp_root), containment, runtime="spawner_workers")

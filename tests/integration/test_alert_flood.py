@@ -1,4 +1,4 @@
-"""The process that sends alerts, given more than any daemon says: it stays small, and tells it."""
+"""The alert process gets more events than any daemon sends: it stays small."""
 
 import contextlib
 import json
@@ -21,7 +21,7 @@ from musterd.supervisor.api.status import FleetStatus
 from support.waiting import Waiting
 
 EVENTS = 100_000
-# Measured: 18 MB at rest, and 500 subjects are some hundred kilobytes.
+# Measured: 18 MB at rest; 500 subjects take some hundred kilobytes.
 RSS_BYTES_MAX = 45_000_000
 MILLISECOND_NS = 1_000_000
 
@@ -39,7 +39,7 @@ ANSWERS = {
 
 
 class Daemon:
-    """Answers what the process asks, and streams what it is told to."""
+    """Answers requests of the alert process, and streams the events it is given."""
 
     def __init__(self, path: Path, lines: list[bytes]) -> None:
         self._lines = lines
@@ -64,7 +64,7 @@ class Daemon:
             thread.start()
 
     def _serve(self, connection: socket.socket) -> None:
-        # The process may close it while we write.
+        # The alert process may close the connection while we write.
         with contextlib.suppress(OSError), connection, connection.makefile("rb") as requests:
             for line in requests:
                 request = json.loads(line)

@@ -1,4 +1,4 @@
-"""Alerts by real processes: a daemon, a web hook on loopback, commands, and kills."""
+"""Alerts sent by real processes: a daemon, a web hook on loopback, commands, and kills."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ TOKEN = "s3cretT0kenOfABot"
 
 
 class Hook:
-    """A web hook: keeps what it was sent."""
+    """A web hook that keeps the requests it gets."""
 
     def __init__(self) -> None:
         self.heard: list[dict[str, Any]] = []
@@ -80,7 +80,7 @@ def hook() -> Iterator[Hook]:
 
 @pytest.fixture
 def alerted(jobs: Jobs) -> Callable[..., Any]:
-    """A daemon with one alert `ops`, told as the arguments say."""
+    """Make a daemon with one alert `ops`; the arguments set its fields."""
 
     def make(*, start: bool = True, size: int = 1, **alert: Any) -> Any:
         fields = {"on": ["breaker.*", "task.dead", "daemon.*"], "group": "100ms", **alert}
@@ -90,10 +90,10 @@ def alerted(jobs: Jobs) -> Callable[..., Any]:
 
 
 def process_of(muster: Muster) -> psutil.Process:
-    """The one that sends alerts."""
+    """Return the process that sends alerts."""
     found = []
     for process in muster.processes():
-        with contextlib.suppress(psutil.Error):  # a courier, gone by now
+        with contextlib.suppress(psutil.Error):  # a courier that has ended
             if "musterd: alerts" in " ".join(process.cmdline()):
                 found.append(process)
     assert len(found) == 1
@@ -101,7 +101,7 @@ def process_of(muster: Muster) -> psutil.Process:
 
 
 def speaks(muster: Muster) -> dict[str, Any] | None:
-    """How the alert stands, once the process has said so."""
+    """Return the state of the alert, once the alert process has reported it."""
     status = muster.ask(rpc.ListAlerts())
     return status["alerts"][0] if status["pid"] else None
 
@@ -111,7 +111,7 @@ def up(muster: Muster, waiting: Waiting) -> Any:
     return muster
 
 
-# -- told -------------------------------------------------------------------------------------
+# -- delivery ---------------------------------------------------------------------------------
 
 
 def test_a_breaker_that_opens_and_closes_is_told_twice(
@@ -177,7 +177,7 @@ def test_dead_tasks_are_told_together_with_why(
 
 
 def counted(muster: Muster, hook: Hook) -> int:
-    """How many dead tasks were told, and how many wait for their turn."""
+    """Count the dead tasks that were told and those that wait to be told."""
     told = [int(n) for n in re.findall(r"\((\d+) times\)", hook.bodies())]
     waits = [each["times"] for each in speaks(muster)["open"]]
     return sum(told) + sum(waits)
@@ -269,7 +269,7 @@ def test_a_slow_destination_holds_up_neither_tasks_nor_control(
     assert muster.client().submit("jobs.echo", {"value": 7}).result(timeout=30) == 7
     assert muster.status().state == "running"
     assert hook.heard == []
-    assert muster.stop() == 0  # although somebody still waits for the hook
+    assert muster.stop() == 0  # although a delivery still waits for the hook
 
 
 def test_the_supervisor_that_does_not_answer_is_an_alert(
@@ -284,7 +284,7 @@ def test_the_supervisor_that_does_not_answer_is_an_alert(
     waiting("its end is told", lambda: "resolved: daemon.silent" in hook.titles())
 
 
-# -- another life -----------------------------------------------------------------------------
+# -- over a restart -----------------------------------------------------------------------------
 
 
 def test_a_killed_alert_process_comes_back_and_neither_repeats_nor_forgets(
@@ -295,7 +295,7 @@ def test_a_killed_alert_process_comes_back_and_neither_repeats_nor_forgets(
     waiting("it is told", lambda: speaks(muster)["sent"] == 1)
     first = process_of(muster)
     first.kill()
-    muster.ask(rpc.SetBreaker(target="b", command="open"))  # nobody hears that
+    muster.ask(rpc.SetBreaker(target="b", command="open"))  # while no alert process runs
     waiting("what was missed is told", lambda: "breaker.forced_open b" in hook.titles())
     muster.ask(rpc.SetBreaker(target="a", command="close"))
     waiting("the end is told", lambda: "resolved: breaker.forced_open a" in hook.titles())
@@ -391,7 +391,7 @@ def test_the_url_is_in_no_log_no_answer_and_no_list_of_processes(
     state = (muster.state / "alerts.json").read_text()
     for text in (muster.log(), shown, seen, str(command_lines(muster)), state):
         assert TOKEN not in text
-    url_file.write_text(hook.url)  # a new one needs no reload
+    url_file.write_text(hook.url)  # a new url needs no reload
     hook.status = 200
     waiting("it is delivered", lambda: hook.heard)
 

@@ -1,4 +1,4 @@
-"""What a hostile day does to a daemon: broken settings, full disks, stuck and stopped processes."""
+"""A daemon in bad surroundings: broken settings, full disks, stuck and stopped processes."""
 
 import json
 import os
@@ -20,11 +20,11 @@ from support.daemon import Jobs
 from support.waiting import Waiting
 
 CONFIGURATION, ANOTHER_INSTANCE, INTERNAL = 78, 69, 70
-START_SECONDS = 20  # a start that fails ends by itself long before
+START_SECONDS = 20  # a start that fails ends much earlier
 
 
 def run(made: Any, *arguments: str, command: str = "run") -> "subprocess.CompletedProcess[str]":
-    """A daemon that is expected to end by itself; a hanging one fails the test."""
+    """Run a daemon that should end by itself; a hanging daemon fails the test."""
     return subprocess.run(
         [sys.executable, "-m", "musterd.supervisor", command, "-c", made.config_path, *arguments],
         cwd=made.folder,
@@ -36,7 +36,7 @@ def run(made: Any, *arguments: str, command: str = "run") -> "subprocess.Complet
 
 
 def one_line(text: str) -> str:
-    """The only line of it; a traceback has more."""
+    """Return the only line of the text; a traceback has more."""
     (line,) = text.splitlines()
     return line
 
@@ -48,7 +48,7 @@ def fork_server_of(made: Any) -> int:
 
 
 def kill_worker(made: Any, waiting: Waiting) -> None:
-    """And wait for the next one."""
+    """Kill the worker and wait for the next one."""
     killed = made.worker("jobs/0").pid
     os.kill(killed, signal.SIGKILL)
 
@@ -117,13 +117,13 @@ def test_a_corrupt_store_is_one_line_and_exit_78(jobs: Jobs) -> None:
     assert [path.name for path in made.runtime.iterdir()] == ["lock"]
 
 
-# -- the end on a full disk -------------------------------------------------------------------
+# -- shutdown on a full disk -------------------------------------------------------------------
 
 
 def test_a_shutdown_on_a_full_disk_tidies_up_and_is_exit_70(jobs: Jobs, waiting: Waiting) -> None:
     made = jobs(size=1)
     room = made.log_path.stat().st_size + 200_000
-    resource.prlimit(made.pid, resource.RLIMIT_FSIZE, (room, room))  # files cannot grow beyond
+    resource.prlimit(made.pid, resource.RLIMIT_FSIZE, (room, room))  # no file can grow larger
     client = made.client()
     client.submit("jobs.echo", {"value": "x" * 1_000_000})
     waiting("the store fails", lambda: "store.failing" in made.log())
@@ -249,7 +249,7 @@ def test_what_an_import_started_ends_with_the_daemon(jobs: Jobs) -> None:
     assert made.processes() == []
 
 
-# -- what people see --------------------------------------------------------------------------
+# -- what operators see -------------------------------------------------------------------------
 
 
 def test_the_first_line_of_the_log_names_both_directories(jobs: Jobs) -> None:
@@ -263,7 +263,7 @@ def test_a_submit_that_waits_tells_when_the_task_began_and_ended(
     jobs: Jobs,
 ) -> None:
     made = jobs(size=1)
-    for _ in range(2):  # the second time it has ended already
+    for _ in range(2):  # the second time, the task has ended already
         told = made.ctl("--json", "submit", "jobs.echo", "value=1", "--id", "once", "--wait")
         answer = json.loads(told.stdout)
         assert 0 < answer["submitted_at"] <= answer["finished_at"]

@@ -1,4 +1,4 @@
-"""Pools that grow and shrink by themselves, with real workers."""
+"""Pools that scale up and down automatically, with real workers."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""More queued tasks than are kept in memory: on real processes and a real disk."""
+"""More queued tasks than fit in memory, with real processes and a real disk."""
 
 import json
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def fill(client: Client) -> list[Any]:
 def test_a_backlog_beyond_the_memory_is_lost_by_nobody(
     jobs: Jobs, waiting: Callable[..., None]
 ) -> None:
-    """It is listed, cancelled and found by id like any other, survives kill -9, is done once."""
+    """Such a backlog is listed, cancelled and found by id, survives kill -9, and runs once."""
     daemon = jobs(size=0, pool={"queue_size": 2 * COUNT})
     client = daemon.client()
     tasks = fill(client)

@@ -20,7 +20,7 @@ from support.waiting import Waiting
 
 PAGE = "docs/operations.md"
 SECONDS = 60
-BEFORE = 400  # tasks that are acknowledged before the backup begins
+BEFORE = 400  # tasks acknowledged before the backup begins
 WORKER = """
 # clerk.py
 import os
@@ -39,7 +39,7 @@ class Clerk(Worker):
 
 
 class Clerks:
-    """A daemon whose tasks tell that they were run, and the page's commands for its store."""
+    """A daemon whose tasks record each run, and the page's commands for its store."""
 
     def __init__(self, page: Any) -> None:
         self.page = page
@@ -53,7 +53,7 @@ class Clerks:
         self.page.start("clerk.toml", pools__clerk__env={"STAMPS": str(self.stamps)})
 
     def run(self, heading: str) -> None:
-        """The shell commands of a section, with our directories, and without systemd."""
+        """Run the shell commands of a section with our directories, without systemd."""
         script = self.page.commands(heading)
         assert "/var/lib/musterd" in script
         for there, here in (
@@ -83,7 +83,7 @@ def clerks(document: Callable[[str], Any]) -> Clerks:
 
 
 class Load(threading.Thread):
-    """Submits as fast as it gets acknowledgements, until it is told to stop."""
+    """Submits as fast as acknowledgements arrive, until told to stop."""
 
     def __init__(self, client: Any) -> None:
         super().__init__(daemon=True)
@@ -117,7 +117,7 @@ def test_a_backup_under_load_has_each_acknowledged_task_exactly_once(
         load.stopped.set()
         load.join(SECONDS)
         after = [id_ for id_ in load.acknowledged if id_ not in set(before)]
-        clerks.daemon.kill()  # its log stays, and must not get into the restored store
+        clerks.daemon.kill()  # its log file stays, and must not get into the restored store
     assert (clerks.daemon.state / "store.db-wal").stat().st_size > 0
     assert clerks.copy().stat().st_mode & 0o077 == 0, "arguments are nobody else's business"
     with closing(sqlite3.connect(clerks.copy())) as copy:
@@ -140,7 +140,7 @@ def test_a_backup_under_load_has_each_acknowledged_task_exactly_once(
                 client.task(unknown).result(SECONDS)
     assert clerks.daemon.stop() == 0
     runs = clerks.runs()
-    # A worker that was killed with its daemon may have begun it before; each is run once since.
+    # A worker killed with its daemon may have begun a task before; each task has run once since.
     assert {id_: runs[id_] for id_ in live} == dict.fromkeys(live, 1)
     assert not set(runs) & ended, "it had ended before the backup"
     with closing(sqlite3.connect(clerks.daemon.state / "store.db")) as store:
@@ -153,7 +153,7 @@ def test_a_backup_under_load_has_each_acknowledged_task_exactly_once(
 
 
 def content(path: Path) -> str:
-    """What SQLite makes of a file and the log beside it."""
+    """Return the rows that SQLite reads from a file and the log beside it."""
     with closing(sqlite3.connect(path)) as store:
         try:
             faults = store.execute("PRAGMA integrity_check").fetchone()
@@ -201,7 +201,7 @@ def test_a_store_is_made_small(clerks: Clerks) -> None:
     clerks.start()
 
 
-# -- the last table: every musterctl of it can be typed -----------------------------------------
+# -- the last table: every musterctl command in it can be typed -----------------------------------
 
 
 def test_the_commands_for_each_message_can_be_typed(
@@ -219,7 +219,7 @@ def test_the_commands_for_each_message_can_be_typed(
     assert len(typed) > 15
     names = {"WORKER": "jobs/0", "POOL": "jobs", "SITE": "site.example", "NAME": "sweep"}
     for command in typed:
-        # What cannot be done in the state of the moment is refused with 1, and told; 3: `status`.
+        # A command that is impossible in the present state exits with 1 and says why; 3: `status`.
         with daemon.client() as client:
             dead = client.submit("jobs.fail", {"text": "no"}).id
             client.task(dead).outcome(SECONDS)

@@ -1,4 +1,4 @@
-"""`make bench-peers` without its peers: the protocol, the tables and the picture."""
+"""`make bench-peers` without other systems: the protocol, the tables and the picture."""
 
 import json
 import os
@@ -22,7 +22,7 @@ EMPTY_PAGE = "before\n<!-- figures of make bench-peers -->\nold\n<!-- end of fig
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """Short enough for sockets, and looked into afterwards: nothing may be left."""
+    """Make a directory with a path short enough for sockets; afterwards it must be empty."""
     with tempfile.TemporaryDirectory(prefix="q-") as name:
         yield Path(name)
 
@@ -63,7 +63,7 @@ def outcome(key: str, rate: float, trip: float, wait: list[float]) -> dict[str, 
 
 @pytest.fixture
 def report(tmp_path: Path) -> Path:
-    """A small run, in which one system was faster, and never came to its urgent task."""
+    """Write a small run in which one system was faster but never reached its urgent task."""
     machine = {
         "musterd": "0.1.0",
         "python": "3.11.2",
@@ -142,7 +142,7 @@ def test_the_documents_show_the_run_that_is_kept(scratch: Path, tmp_path: Path) 
 
 
 def test_systems_are_measured_by_the_same_protocol(scratch: Path, tmp_path: Path) -> None:
-    """Those two that need nothing else: no network, no Redis."""
+    """Measure the two systems that need no network and no Redis."""
     path = tmp_path / "report.json"
     measures = "throughput,roundtrip,memory,urgent,survival"
     done = queues(

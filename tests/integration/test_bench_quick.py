@@ -56,12 +56,12 @@ FIGURES = {
         "backlog.supervisor.1000",
     ],
 }
-TARGETS = 8  # those of a million queued tasks are not judged by a quick run
+TARGETS = 8  # a quick run does not judge the targets of a million queued tasks
 
 
 @pytest.fixture
 def scratch() -> Iterator[Path]:
-    """Short, because Unix sockets will be made in it."""
+    """Make a directory with a path short enough for Unix sockets."""
     with tempfile.TemporaryDirectory(prefix="mb-") as name:
         yield Path(name)
 
@@ -92,7 +92,7 @@ def test_quick_bench_measures_every_figure_and_cleans_up(tmp_path: Path, scratch
     for measure in report["measures"]:
         for figure in measure["figures"]:
             assert figure["samples"], figure["key"]
-            if figure["key"] != "roundtrip.musterd.beyond":  # one commit may do for two
+            if figure["key"] != "roundtrip.musterd.beyond":  # one commit may serve two tasks
                 assert all(sample > 0 for sample in figure["samples"]), figure
     assert len(report["targets"]) == TARGETS
     assert "came back" in next(

@@ -1,4 +1,4 @@
-"""client.changes() on a real daemon: each change once, also over kill -9."""
+"""client.changes() with a real daemon: each change is told once, also across a kill -9."""
 
 import asyncio
 from collections.abc import Callable
@@ -24,7 +24,7 @@ PAGES = ("tea", "salt")
 
 @pytest.fixture
 def watch(muster: Musters, short_folder: Path) -> Any:
-    """A daemon with a schedule for each of the pages, which is run by hand."""
+    """Make a daemon with a schedule for each page; tests run the schedules by hand."""
     schedules = {
         f"schedule__{name}": {
             "task": "watch.read",
@@ -41,7 +41,7 @@ def watch(muster: Musters, short_folder: Path) -> Any:
 
 @pytest.fixture
 def turn(watch: Any, short_folder: Path) -> Callable[[str, str], None]:
-    """turn(page, text): the page says so, and its schedule has seen it."""
+    """Change the text of a page and wait until its schedule has seen it: turn(page, text)."""
 
     def write(name: str, text: str) -> None:
         (short_folder / name).write_text(text)
@@ -56,7 +56,7 @@ def test_each_change_comes_once_and_what_changed_unheard_comes_later(watch, turn
     client = watch.client()
     for name in PAGES:
         turn(name, "one")
-    turn("tea", "two")  # before anybody follows
+    turn("tea", "two")  # before any client follows
     every, tea = client.changes(timeout=30), client.changes("tea", timeout=30)
     client.submit("watch.read", {"path": str(watch.config_path)}).result(30)  # now both follow
     for name, text in (("salt", "two"), ("tea", "two"), ("tea", "three")):
@@ -87,7 +87,7 @@ def test_a_loop_reads_changes_beside_its_other_work(watch, turn):
         async with AsyncClient(watch.tasks_socket) as client:
             changes = client.changes(timeout=30)
             page = {"path": str(watch.config_path)}
-            await (await client.submit("watch.read", page)).result(30)  # by now they are followed
+            await (await client.submit("watch.read", page)).result(30)  # by now both clients follow
             heard = []
             for text in ("two", "three"):
                 await asyncio.to_thread(turn, "tea", text)

@@ -1,4 +1,4 @@
-"""`musterd check-config`: everything that is wrong is told at once, each with its file and key."""
+"""`musterd check-config` reports every mistake at once, each with its file and key."""
 
 import os
 import re
@@ -26,7 +26,7 @@ class Blocked(Exception):
 def no_exception(): ...
 """
 POOL = '[pools.work]\nworker = "work:Work"\n'
-# What belongs to the program and means nothing to its users.
+# Words of the implementation, which mean nothing to users.
 INTERNAL = re.compile(
     r"Traceback|WorkerLoadError|make_spec|unpack|subscriptable|NoneType|KeyError|AttributeError"
     r"|object has no|msgspec|<class|0x[0-9a-f]{6}"
@@ -42,7 +42,7 @@ class Checked:
         return "\n".join(self.lines)
 
     def line(self, *words: str) -> str:
-        """The one line that has all of these words."""
+        """Return the one line that has all of these words."""
         found = [line for line in self.lines if all(word in line for word in words)]
         assert len(found) == 1, f"{words} in {len(found)} lines of:\n{self!r}"
         return found[0]
@@ -50,7 +50,7 @@ class Checked:
 
 @pytest.fixture
 def check(tmp_path: Path) -> Callable[..., Checked]:
-    """check("text of musterd.toml", **{"50.toml": "text of a drop-in"}) -> Checked"""
+    """Check a configuration: check("text of musterd.toml", **{"50.toml": "text of a drop-in"})."""
     (tmp_path / "work.py").write_text(WORK)
 
     def check(text: str, **drop_ins: str) -> Checked:
@@ -109,7 +109,7 @@ def test_a_schedule_that_cannot_be_is_found(
     check: "Callable[..., Checked]", task: str, args: str, key: str, words: str
 ) -> None:
     found = check(POOL + schedule("promos", task, args))
-    if not key:  # what a handler takes without a name of its own is not checked
+    if not key:  # values of **kwargs are not checked
         assert found.code == 0, found
         return
     assert found.code == 78
@@ -128,7 +128,7 @@ def test_a_schedule_out_of_service_may_be_wrong(check: "Callable[..., Checked]")
 def test_the_time_of_an_import_is_the_start_timeout_of_its_pool(
     check: "Callable[..., Checked]", tmp_path: Path
 ) -> None:
-    # Less than what functions of no pool are given, and than the default of start_timeout.
+    # Shorter than the limit for functions of no pool, and than the default of start_timeout.
     (tmp_path / "slow.py").write_text(WORK + "\ntime.sleep(20)\n")
     text = POOL + '[pools.slow]\nworker = "slow:Work"\nstart_timeout = "700ms"\n'
     found = check(text)

@@ -1,4 +1,4 @@
-"""`musterd check-config` says what this machine lacks before the daemon finds out."""
+"""`musterd check-config` reports missing packages before the daemon needs them."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ BROWSER = """
 worker = "musterd.workers.browser:BrowserWorker"
 options = {options}
 """
-# What hides a package from the processes of a test, as if its extra had not been installed.
+# Hides a package from the processes of a test, as if its extra had not been installed.
 HIDE = """
 import importlib.util, sys
 hidden = {names!r}
@@ -27,7 +27,7 @@ importlib.util.find_spec = lambda name, *more: None if name in hidden else find(
 
 
 def check(tmp_path: Path, text: str, *hidden: str) -> tuple[int, str]:
-    """The exit code and what was said, with these packages hidden."""
+    """Return the exit code and the output, with these packages hidden."""
     (tmp_path / "musterd.toml").write_text(text)
     (tmp_path / "sitecustomize.py").write_text(HIDE.format(names=hidden))
     done = subprocess.run(

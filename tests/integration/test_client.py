@@ -1,4 +1,4 @@
-"""Client and AsyncClient against a real ROUTER that speaks the protocol and can misbehave."""
+"""Client and AsyncClient with a real ROUTER that speaks the protocol and can misbehave."""
 
 import asyncio
 import logging
@@ -55,11 +55,11 @@ from musterd.ipc.wire.messages import (
 )
 from support.waiting import wait_for
 
-DEADLINE = 20.0  # far above what anything here takes
+DEADLINE = 20.0  # far more than any test here takes
 
 
 class Stored:
-    """What a supervisor keeps over its restarts."""
+    """What a supervisor keeps across restarts."""
 
     def __init__(self) -> None:
         self.tasks: dict[str, TaskSpec] = {}
@@ -77,19 +77,19 @@ class Supervisor:
         self.epoch = epoch
         self.stored = stored or Stored()
         self.refuses = ""
-        self.answers = 1  # how often it sends each message
+        self.answers = 1  # how often each message is sent
         self.garbage = b""  # sent before each message
         self.acknowledges = True
         self.finishes = True
         self.loses_results = False
-        self.room = 10**9  # tasks it accepts before it says QueueFull
+        self.room = 10**9  # tasks accepted before QueueFull
         self.hellos = 0
         self._peers: dict[str, bytes] = {}
         self._commands: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
         self._context = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._router.setsockopt(zmq.LINGER, 0)
-        self._router.setsockopt(zmq.SNDHWM, 0)  # it drops nothing unless it is told to
+        self._router.setsockopt(zmq.SNDHWM, 0)  # drops no message by itself
         self._router.bind(f"ipc://{path}")
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -100,11 +100,11 @@ class Supervisor:
         assert not self._thread.is_alive()
 
     def finish_all(self) -> None:
-        """Finish what is unfinished, and from now on at once."""
+        """Finish all unfinished tasks; from now on, finish tasks at once."""
         self._commands.put(self._finish_all)
 
     def send_later(self, *messages: object) -> None:
-        """Send to every peer seen."""
+        """Send the messages to every peer seen so far."""
         peers = set(self._peers.values())
         self._commands.put(lambda: [self._send(p, m) for p in peers for m in messages])
 
@@ -255,10 +255,10 @@ def test_a_cancelled_task_raises_task_cancelled(supervisor, client):
     task.cancel()
     with pytest.raises(TaskCancelled):
         task.result(DEADLINE)
-    task.cancel()  # a second time is nothing
+    task.cancel()  # a second cancel has no effect
 
 
-def test_a_result_that_takes_longer_than_the_time_out_can_be_asked_for_again(supervisor, client):
+def test_a_result_that_takes_longer_than_the_timeout_can_be_asked_for_again(supervisor, client):
     supervisor.finishes = False
     task = client.submit("demo.echo", {"n": 1})
     with pytest.raises(TimeoutError, match=task.id):
@@ -341,7 +341,7 @@ def test_thousands_of_single_submits_go_out_in_few_messages(supervisor, client):
 def test_a_submit_that_nobody_waits_for_still_goes_out(supervisor, client):
     client.submit("demo.echo").result(DEADLINE)
     supervisor.acknowledges = supervisor.finishes = False
-    for _ in range(3):  # the first goes out at once, the others are left in the batch
+    for _ in range(3):  # the first is sent at once, the others stay in the batch
         client.submit("demo.echo")
     wait_for("the batch is sent", lambda: len(supervisor.stored.tasks) == 4)
     supervisor.send_later(*(Accepted(submit.request) for submit in supervisor.stored.submits))
@@ -411,7 +411,7 @@ def test_a_rejection_is_raised_by_result_and_by_ack(client):
     with pytest.raises(UnknownTask):
         task.ack(DEADLINE)
     assert task.state == "rejected"
-    client.flush(DEADLINE)  # somebody has seen it
+    client.flush(DEADLINE)  # the error has been seen
 
 
 def test_a_rejection_nobody_saw_is_raised_by_flush_once(client):
@@ -441,7 +441,7 @@ def test_an_error_inside_with_is_not_replaced_by_a_rejection(supervisor, caplog)
 
 def test_an_error_inside_with_does_not_wait_for_a_supervisor_that_is_silent(supervisor):
     supervisor.acknowledges = False
-    with pytest.raises(KeyError):  # close() without an error would wait for ever
+    with pytest.raises(KeyError):  # close() without an error would wait forever
         _submit_and_fail(supervisor.path, "demo.echo")
 
 
@@ -490,7 +490,7 @@ def test_no_supervisor_is_not_connected_with_path_and_advice(path):
 
 def test_a_socket_nobody_listens_on_is_told_apart(path):
     with socket.socket(socket.AF_UNIX) as listener:
-        listener.bind(path)  # the file stays when nobody listens any more
+        listener.bind(path)  # the file stays after the listener has closed
     client = Client(path, connect_timeout=0.1)
     with pytest.raises(NotConnected, match="nobody answers"):
         client.submit("demo.echo").result()
@@ -548,14 +548,14 @@ def test_acknowledged_tasks_are_watched_again_after_a_restart(path):
         tasks = client.submit_many([("demo.echo", {"n": n}) for n in range(10)])
         for task in tasks:
             task.ack(DEADLINE)
-        waiter = threading.Thread(target=tasks[0].result)  # it waits over the restart
+        waiter = threading.Thread(target=tasks[0].result)  # waits across the restart
         waiter.start()
         first.stop()
         second = Supervisor(path, "epoch-2", first.stored)
         second.finishes = False
         try:
             wait_for("all are watched", lambda: len(second.stored.watches) >= 10)
-            assert len(second.stored.submits) == 1  # none was submitted again
+            assert len(second.stored.submits) == 1  # no task was submitted again
             second.finish_all()
             assert [task.result(DEADLINE)["n"] for task in tasks] == list(range(10))
             waiter.join(DEADLINE)
@@ -750,7 +750,7 @@ def _open_things() -> tuple[int, int]:
 
 
 def _not_more_than(before: tuple[int, int]) -> bool:
-    """Fewer is fine: threads of an earlier test may have been about to end."""
+    """Tell whether nothing new is open; threads of an earlier test may have ended since."""
     return all(now <= then for now, then in zip(_open_things(), before, strict=True))
 
 
@@ -761,7 +761,7 @@ def test_close_leaves_no_descriptor_and_no_thread(supervisor):
             client.submit("demo.echo", on_done=lambda task: None).result(DEADLINE)
             for _ in range(100):
                 client.submit("demo.echo")
-        client.close()  # a second time is nothing
+        client.close()  # a second close has no effect
     wait_for("as before", lambda: _not_more_than(before))
 
 
@@ -829,7 +829,7 @@ def test_a_fork_cannot_use_its_parents_client(client):
             client.submit("demo.echo")
         except RuntimeError as error:
             os.write(writer, str(error).encode())
-        client.close()  # not an error: the parent's connection stays as it is
+        client.close()  # no error: the parent's connection is not touched
         os._exit(0)
     os.close(writer)
     os.waitpid(child, 0)
@@ -895,7 +895,7 @@ def test_async_results_failures_and_rejections(supervisor):
     asyncio.run(main())
 
 
-def test_async_time_out_cancel_and_as_completed(supervisor):
+def test_async_timeout_cancel_and_as_completed(supervisor):
     async def main() -> None:
         async with AsyncClient(supervisor.path) as client:
             supervisor.finishes = False
@@ -1117,7 +1117,7 @@ def test_a_coroutine_that_on_done_of_a_client_returns_is_an_error_in_the_log(cli
     async def coroutine(task: TaskHandle) -> None:
         raise AssertionError("nobody can run it")
 
-    def callback(task: TaskHandle) -> object:  # does not look like one
+    def callback(task: TaskHandle) -> object:  # does not look like a coroutine function
         return coroutine(task)
 
     done = queue.SimpleQueue()

@@ -1,4 +1,4 @@
-"""What a program submitted arrives, also where the program ends without closing its client."""
+"""Submitted tasks arrive even when the program ends without closing its client."""
 
 import asyncio
 import subprocess
@@ -14,16 +14,16 @@ from musterd import AsyncClient, Client, NotConnected
 from support.daemon import Jobs, Muster
 
 DEADLINE = 60.0
-# Later versions of Python warn of what these programs do on purpose.
+# Later versions of Python warn about things that these programs do on purpose.
 FORKING = ("-W", "ignore:This process:DeprecationWarning")
-UNDELIVERED = 120  # what Python itself ends with when it cannot write out what is left
+UNDELIVERED = 120  # Python's own exit code when it cannot flush its output
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """run(program, socket) -> how a program of that text ended."""
+    """Run a program of that text and return how it ended: run(program, socket)."""
 
     def run(program: str, socket: str, *options: str) -> "subprocess.CompletedProcess[str]":
         path = tmp_path / "program.py"
@@ -285,17 +285,17 @@ def test_the_fork_of_a_program_is_told_what_to_do_and_harms_nothing(
     assert ended.stdout.count("make a new one there") == 4, ended.stdout
 
 
-# -- the connect time-out ------------------------------------------------------------------------
+# -- the connect timeout --------------------------------------------------------------------------
 
 
 CONNECT_SECONDS = 0.3
 CALLS = 200
 
 
-def test_the_connect_time_out_is_counted_over_calls(tmp_path: Path) -> None:
+def test_the_connect_timeout_is_counted_over_calls(tmp_path: Path) -> None:
     client = Client(tmp_path / "no.sock", connect_timeout=CONNECT_SECONDS)
     task = client.submit("jobs.echo")
-    for _ in range(CALLS):  # each is shorter than the time-out
+    for _ in range(CALLS):  # each call is shorter than the timeout
         try:
             task.result(timeout=0.05)
         except TimeoutError:
@@ -304,14 +304,14 @@ def test_the_connect_time_out_is_counted_over_calls(tmp_path: Path) -> None:
             break
     else:
         pytest.fail("the connect time-out begins anew in each call")
-    for wait in [task.result, task.ack, client.flush] * CALLS:  # or it takes minutes
+    for wait in [task.result, task.ack, client.flush] * CALLS:  # else the test takes minutes
         with pytest.raises(NotConnected, match="no such socket"):
             wait()
     with pytest.raises(NotConnected):
         client.close()
 
 
-def test_async_the_connect_time_out_is_counted_over_calls(tmp_path: Path) -> None:
+def test_async_the_connect_timeout_is_counted_over_calls(tmp_path: Path) -> None:
     async def main() -> None:
         client = AsyncClient(tmp_path / "no.sock", connect_timeout=CONNECT_SECONDS)
         task = await client.submit("jobs.echo")
@@ -324,7 +324,7 @@ def test_async_the_connect_time_out_is_counted_over_calls(tmp_path: Path) -> Non
                 break
         else:
             pytest.fail("the connect time-out begins anew in each call")
-        for _ in range(3 * CALLS):  # or it takes minutes
+        for _ in range(3 * CALLS):  # else the test takes minutes
             with pytest.raises(NotConnected, match="no such socket"):
                 await task.result()
         with pytest.raises(NotConnected):
@@ -333,7 +333,7 @@ def test_async_the_connect_time_out_is_counted_over_calls(tmp_path: Path) -> Non
     asyncio.run(main())
 
 
-def test_a_daemon_that_starts_after_the_connect_time_out_is_found_by_the_next_call(
+def test_a_daemon_that_starts_after_the_connect_timeout_is_found_by_the_next_call(
     jobs: Jobs,
 ) -> None:
     daemon = jobs(start=False)
@@ -344,5 +344,5 @@ def test_a_daemon_that_starts_after_the_connect_time_out_is_found_by_the_next_ca
         task.result()
     daemon.start()
     with client:
-        client._driver.link._due_ns = time.monotonic_ns() + 3600 * 10**9  # of its own it waits
+        client._driver.link._due_ns = time.monotonic_ns() + 3600 * 10**9  # else it waits an hour
         assert task.result(DEADLINE) == 7

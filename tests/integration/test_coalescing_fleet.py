@@ -30,7 +30,7 @@ def test_tasks_of_one_key_run_once_and_all_get_the_result(jobs: Jobs, waiting: W
     assert not first.cached
     assert all(other.cached for other in others)
     assert len(runs(told)) == 1
-    assert others[0].status().state == "succeeded"  # a task of its own in the store
+    assert others[0].status().state == "succeeded"  # a separate task in the store
 
 
 def test_a_key_in_use_by_another_kind_of_task_is_an_error(jobs: Jobs) -> None:
@@ -115,7 +115,7 @@ def test_invalidated_results_are_made_anew(jobs: Jobs) -> None:
     assert [ask("promo:1"), ask("promo:2"), ask("news")] == [False, False, True]
     client.invalidate(prefix="")
     assert not ask("news")
-    with Client(daemon.tasks_socket) as short:  # which does nothing else
+    with Client(daemon.tasks_socket) as short:  # does nothing else
         short.invalidate("news")
     assert not ask("news")
     for wrong in ({}, {"key": "a", "prefix": "b"}):
@@ -176,7 +176,7 @@ def test_a_last_good_result_survives_a_restart(jobs: Jobs) -> None:
     assert value == "good"
     assert daemon.stop() == 0
     daemon.start()
-    # Remembered: forgetting it is one result less.
+    # The last good result is kept: clearing it counts 1.
     assert daemon.ctl("cache", "clear", "k").stdout == "1 forgotten\n"
     assert daemon.stop() == 0
     daemon.start()

@@ -1,4 +1,4 @@
-"""Supervisors that are killed: what survives them, and what the next one finds and ends."""
+"""Killed supervisors: which processes survive, and which the next supervisor finds and ends."""
 
 import contextlib
 import json
@@ -26,13 +26,13 @@ from support.waiting import Waiting
 HERE = Path(__file__).parent
 NOBODY = 65534
 AS_NOBODY = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-TREE_SIZE = 6  # processes of a tree of spawner_workers.py, the worker included
+TREE_SIZE = 6  # processes in a tree of spawner_workers.py, the worker included
 MODES = ["pidns", pytest.param("cgroup", marks=pytest.mark.cgroups), "reaper"]
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 class Host:
-    """A supervisor in a process of its own, with one worker."""
+    """A supervisor in a separate process, with one worker."""
 
     def __init__(self, root: Path, containment: str, worker: str, **how: Any) -> None:
         prefix = how.pop("prefix", [])
@@ -48,14 +48,14 @@ class Host:
     def wait_for(self, word: str) -> str:
         assert self.process.stdout is not None
         lines = []
-        for line in self.process.stdout:  # ends with the process; pytest's time-out is the limit
+        for line in self.process.stdout:  # ends with the process; pytest's timeout is the limit
             lines.append(line)
             if word in line:
                 return line
         raise AssertionError(f"no {word} in {lines}")
 
     def worker(self) -> int:
-        """The pid of its worker, once there is one."""
+        """Return the pid of the worker, once there is one."""
         return int(self.wait_for("WorkerForked").split("pid=")[1].rstrip(")\n"))
 
     def inits(self) -> list[int]:
@@ -70,7 +70,7 @@ class Host:
         self.process.stdout.close()
 
     def kill_with_inits(self) -> None:
-        """So that nobody is left who would clean up."""
+        """Kill the supervisor and its inits, so that no process is left to clean up."""
         inits = self.inits()
         for init in inits:
             os.kill(init, signal.SIGSTOP)
@@ -95,7 +95,7 @@ def _title(pid: int) -> str:
 
 
 def _next_start(root: Path) -> LeftoversEnded:
-    """What a new supervisor on the same directory tells first."""
+    """Return the first event of a new supervisor on the same directory."""
     spawner = Spawner("unused.sock", root)
     try:
         select.select([spawner], [], [], 0)
@@ -107,13 +107,13 @@ def _next_start(root: Path) -> LeftoversEnded:
 
 
 def _group_of(root: Path) -> Path:
-    """Where the supervisor that was killed had its control groups."""
+    """Return the control group of the killed supervisor."""
     return Path(json.loads(root.with_name(root.name + ".run").read_bytes())["group"])
 
 
 @pytest.fixture
 def public_folder() -> Iterator[Path]:
-    """A folder that an unprivileged user can reach and write to."""
+    """Make a folder that an unprivileged user can reach and write to."""
     folder = Path(tempfile.mkdtemp(prefix="musterd-test-"))
     os.chown(folder, NOBODY, NOBODY)
     yield folder
@@ -122,7 +122,7 @@ def public_folder() -> Iterator[Path]:
 
 @pytest.fixture
 def unprivileged() -> None:
-    """Skips where a test cannot be run by somebody else."""
+    """Skip where the test cannot run as another user."""
     if os.geteuid() != 0:
         pytest.skip("needs root to become somebody else")
     probe = subprocess.run(
@@ -190,7 +190,7 @@ def _bystander(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
 def test_nothing_of_a_supervisor_that_lives_is_touched(
     tmp_path: Path, survivors: Survivors
 ) -> None:
-    """Somebody has copied its state directory and starts a second one on the copy."""
+    """A second supervisor starts on a copy of the state directory of the first."""
     with _hosted(tmp_path / "temp", "auto", f"tree:{survivors.path}") as host:
         host.wait_for("WorkerForked")
         survivors.wait_until_up()
@@ -357,7 +357,7 @@ def test_cgroup_where_it_is_refused_is_a_failed_nursery(
 
 @pytest.fixture
 def delegated() -> Iterator[Path]:
-    """A control group that belongs to an unprivileged user, as systemd makes it."""
+    """Make a control group that belongs to an unprivileged user, as systemd does."""
     group = cgroups.own_group() / f"delegated-{os.getpid()}"
     group.mkdir()
     for path in (group, group / "cgroup.procs", group / "cgroup.subtree_control"):
@@ -396,7 +396,7 @@ def test_a_delegated_group_serves_an_unprivileged_user(
 
 @pytest.mark.cgroups
 def test_a_group_is_emptied_without_cgroup_kill(tmp_path: Path, survivors: Survivors) -> None:
-    """As on kernels before 5.14; the tree forks on while it is killed."""
+    """Kernels before 5.14 have no cgroup.kill; the tree goes on forking while it is killed."""
     group = cgroups.own_group() / f"test-of-tests-{os.getpid()}"
     (group / "inner").mkdir(parents=True)
     script = (

@@ -1,4 +1,4 @@
-"""A whole daemon in each containment: what its tasks start ends with their worker, and is told."""
+"""A whole daemon in each containment: processes that a task starts end with their worker."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ MODES = ["pidns", pytest.param("cgroup", marks=pytest.mark.cgroups), "reaper"]
 def test_what_a_task_started_is_gone_with_its_worker(
     jobs: Jobs, waiting: Waiting, containment: str
 ) -> None:
-    # Without a spare, which would come while processes are counted.
+    # Without a spare, which might start while processes are counted.
     daemon = jobs(size=1, pool={"spare": False}, supervisor__containment=containment)
     status = daemon.status()
     assert (status.containment, status.containment_reason) == (containment, "")
@@ -34,7 +34,7 @@ def test_what_a_task_started_is_gone_with_its_worker(
 
 
 def _with_orphans(daemon: Muster, waiting: Waiting) -> tuple[int, int, list[int]]:
-    """The pids of a worker, of its init and of three orphans that its task has left there."""
+    """Return the pids of a worker, of its init and of three orphans that its task has left."""
     daemon.client().submit("jobs.orphans").result(30)
     worker = daemon.worker("jobs/0").pid
     (init,) = (pid for pid, children in family().items() if worker in children)
@@ -59,7 +59,7 @@ def test_what_outlived_a_worker_is_ended_counted_and_shown(
     os.kill(init, signal.SIGKILL)
     waiting("the worker is replaced", lambda: daemon.worker("jobs/0").pid not in (0, worker))
     found = daemon.pool("jobs").orphans
-    assert found in (3, 4)  # the worker itself dies with its init, sooner or later
+    assert found in (3, 4)  # 4 if the worker is counted, which dies with its init
     assert f"{found} orphans killed" in daemon.ctl("status").stdout
     assert "leftovers of a worker were removed" in daemon.log()
 
@@ -67,7 +67,7 @@ def test_what_outlived_a_worker_is_ended_counted_and_shown(
 def test_a_daemon_tells_what_its_predecessor_left(jobs: Jobs, waiting: Waiting) -> None:
     daemon = jobs(size=1, supervisor__containment="reaper")
     worker, init, orphans = _with_orphans(daemon, waiting)
-    os.kill(init, signal.SIGSTOP)  # so that it does not clean up
+    os.kill(init, signal.SIGSTOP)  # so that the init does not clean up
     daemon.kill()
     os.kill(init, signal.SIGKILL)
     waiting("the worker died with its init", lambda: not is_alive(worker))

@@ -1,4 +1,4 @@
-"""Real users and groups at the control socket of a real daemon."""
+"""Real users and groups call the control socket of a real daemon."""
 
 import grp
 import os
@@ -12,10 +12,10 @@ import pytest
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="changes its uid and groups")
 
 STRANGER, OPERATOR, WATCHER = 54321, 54322, 54323
-# Two groups that every Debian has, and that nobody is in.
+# Two groups that exist on every Debian and have no members.
 CONTROL, VIEW = "games", "news"
 
-# The interpreter may be out of another user's reach, so the change of uid comes after imports.
+# Another user may be unable to read the interpreter, so the uid changes after the imports.
 AS_USER = """
 import os, sys, musterd.supervisor.ctl as ctl, musterd.supervisor.ctl.top
 uid, groups = int(sys.argv[1]), [int(word) for word in sys.argv[2].split(",") if word]
@@ -44,7 +44,7 @@ def musterctl(daemon, uid: int, group: str, *words: str) -> "subprocess.Complete
 @pytest.fixture
 def daemon(jobs, short_folder):
     made = jobs(start=False, supervisor__control_group=CONTROL, supervisor__view_group=VIEW)
-    for folder in (short_folder, made.folder):  # else nobody else comes as far as the socket
+    for folder in (short_folder, made.folder):  # so that other users can reach the socket
         folder.chmod(0o755)
     return made.start()
 

@@ -16,7 +16,7 @@ def ran(done: Any, code: int = 0) -> str:
     return str(done.stdout)
 
 
-# -- holding back -----------------------------------------------------------------------------
+# -- pause and drain ----------------------------------------------------------------------------
 
 
 def test_a_paused_pool_takes_tasks_and_runs_them_when_it_is_resumed(jobs):

@@ -22,15 +22,15 @@ ATTACKER = Path(__file__).with_name("control_attacker.py")
 ATTACK_SECONDS = 3.0
 LINES = 1_000_000  # control_attacker.LINES
 END_SECONDS = 90.0
-# The attackers take a part of a small machine themselves, so tasks are slower, but not held up: a
-# daemon that serves one caller to the end before it looks at anything else is far beyond both.
+# The attackers use part of a small machine, so tasks are slower but are not held up. A daemon that
+# serves one caller to the end before the others exceeds both limits by far.
 SLOWER_MAX = 25
 LATENCY_SECONDS_MAX = 2.0
 GROWTH_BYTES_MAX = 40 * 1024 * 1024
 
 
 class Work(threading.Thread):
-    """Tasks, one after the other; how long each took."""
+    """Runs tasks one after the other and notes how long each took."""
 
     def __init__(self, daemon: Muster) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Work(threading.Thread):
 
 
 def median_of_work(daemon: Muster, during: Any) -> float:
-    """Of the tasks that run as long as the given thing does."""
+    """Return the median time of tasks that run while `during` does."""
     work = Work(daemon)
     work.start()
     try:
@@ -70,7 +70,7 @@ def median_of_work(daemon: Muster, during: Any) -> float:
 
 
 def attack(daemon: Muster, *kinds: str) -> tuple[dict[str, int], int]:
-    """All of them at once; what each has done, and the most memory that took the daemon."""
+    """Attack in these ways at once; return what each has done, and the daemon's peak memory."""
     made = {}
     process = psutil.Process(daemon.pid)
     most = 0
@@ -86,7 +86,7 @@ def attack(daemon: Muster, *kinds: str) -> tuple[dict[str, int], int]:
             assert each.stdout is not None
             assert each.stdout.readline() == "begun\n"
         while any(each.poll() is None for each in made.values()):
-            # Somebody who behaves is served meanwhile.
+            # A well-behaved caller is served meanwhile.
             assert daemon.status().state == "running"
             most = max(most, process.memory_info().rss)
             time.sleep(0.05)
@@ -98,7 +98,7 @@ def attack(daemon: Muster, *kinds: str) -> tuple[dict[str, int], int]:
 LINES_OF_JSON = pytest.param("lines", marks=pytest.mark.long)
 
 
-@pytest.mark.timeout(300)  # a million lines, on a machine that has other things to do as well
+@pytest.mark.timeout(300)  # a million lines, on a busy machine
 @pytest.mark.parametrize("kind", ["bytes", "halves", LINES_OF_JSON, "slow", "crowd"])
 def test_a_hostile_caller_disturbs_no_task_and_leaves_nothing(jobs, waiting, kind):
     daemon = jobs(size=2)
@@ -122,14 +122,14 @@ def test_a_hostile_caller_disturbs_no_task_and_leaves_nothing(jobs, waiting, kin
     assert "Traceback" not in daemon.log()
 
 
-# -- many who behave --------------------------------------------------------------------------
+# -- many well-behaved callers --------------------------------------------------------------------
 
 
 def at_once(daemon: Muster, commands: list[list[str]]) -> list[Any]:
     with contextlib.ExitStack() as opened:
         running = []
         for words in commands:
-            # Into files: nobody reads all of them at the same time.
+            # Output goes to files, because nothing reads all pipes at the same time.
             out, err = (opened.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2))
             command = [sys.executable, "-m", "musterd.supervisor.ctl", "-s", daemon.control_socket]
             process = subprocess.Popen([*command, *words], stdout=out, stderr=err)
@@ -141,7 +141,7 @@ def at_once(daemon: Muster, commands: list[list[str]]) -> list[Any]:
                     process.kill()
                 left = [process.args for process, _, _ in running if process.wait()]
                 pytest.fail(f"not ended: {left}")
-            daemon.ask(rpc.Resume())  # whoever paused last may have been the last
+            daemon.ask(rpc.Resume())  # the last pause may have no resume after it
             time.sleep(0.2)
         done = []
         for process, out, err in running:
@@ -155,7 +155,7 @@ def at_once(daemon: Muster, commands: list[list[str]]) -> list[Any]:
 
 
 def test_commands_at_the_same_time_do_not_conflict(jobs):
-    """Twenty people who do not know of each other; each command ends, and as it says."""
+    """Twenty callers give conflicting commands; each command ends and reports its true outcome."""
     daemon = jobs(size=4)
     rng = random.Random(1)
     commands = [
@@ -171,10 +171,10 @@ def test_commands_at_the_same_time_do_not_conflict(jobs):
         for words, done in zip(commands, at_once(daemon, commands), strict=True):
             if words[0] in ("submit", "memory", "tasks", "reread", "pause", "resume"):
                 assert done.returncode == 0, (words, done)
-            # What somebody else undid meanwhile is told as such.
+            # A command whose effect another one undid says so.
             assert done.returncode in (0, 1, 3, 4), (words, done)
             assert "Traceback" not in done.stderr
-    # Somebody's stop may have been the last word on jobs/1.
+    # A stop may have been the last command for jobs/1.
     after = (["start", "all"], ["scale", "jobs", "4"], ["resume", "jobs"], ["restart", "all"])
     for words in (*after, ["status"]):
         done = daemon.ctl(*words)

@@ -1,4 +1,4 @@
-"""Numbers that are too large, too long or none at all, in every parameter of every method."""
+"""Every parameter of every method gets numbers that are too large, too long or no numbers."""
 
 import json
 import socket
@@ -11,7 +11,7 @@ import pytest
 from musterd.supervisor.api import rpc
 from support.daemon import Jobs
 
-# What a parameter needs beside the one that is tried.
+# The other parameters that a method needs.
 PLAUSIBLE: dict[str, Any] = {
     "names": ["jobs"],
     "pool": "jobs",
@@ -71,7 +71,7 @@ def test_no_number_in_any_parameter_is_an_internal_error(jobs: Jobs) -> None:
                 code = answer.get("error", {}).get("code")
                 assert code != rpc.INTERNAL_ERROR, what
                 if "result" in answer and method in ("events", "tail"):
-                    break  # a stream from now on
+                    break  # the connection is a stream from now on
     assert "Traceback" not in daemon.log()
     assert daemon.status().state in ("running", "degraded", "draining")
 

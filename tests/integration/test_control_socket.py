@@ -1,4 +1,4 @@
-"""control.sock between processes: who may ask, and that nobody can disturb the others."""
+"""control.sock between processes: who may call, and that no caller can disturb the others."""
 
 import grp
 import json
@@ -20,7 +20,7 @@ from musterd.supervisor.api import rpc
 STAND_IN = Path(__file__).with_name("control_standin.py")
 SECONDS = 30.0
 NOBODY = 65534
-GROUP = "games"  # one that every Debian has and that gives no rights here
+GROUP = "games"  # a group of every Debian that gives no rights here
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="changes its uid")
 
@@ -29,7 +29,7 @@ Start = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """A socket in a folder that other users reach, which pytest's own folders are not."""
+    """Return a path that other users can reach; pytest's own folders are closed to them."""
     with tempfile.TemporaryDirectory(prefix="musterd-test-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder, "control.sock")
@@ -37,7 +37,7 @@ def path() -> Iterator[Path]:
 
 @pytest.fixture
 def start(path: Path) -> Iterator[Start]:
-    """Starts a stand-in for the daemon and waits until it listens."""
+    """Start a stand-in for the daemon and wait until it listens."""
     started: list[subprocess.Popen[str]] = []
 
     def run(group: str = "") -> "subprocess.Popen[str]":
@@ -72,8 +72,8 @@ def ask(path: Path, method: str = "version", **params: Any) -> dict[str, Any]:
     return answer
 
 
-# Run by another user: connects, asks, and prints every byte it gets until the end. It needs no
-# more than the standard library, which any user can read.
+# Run by another user: connect, ask, and print every byte until the end. The program needs only the
+# standard library, which any user can read.
 ASK_AS = """
 import os, socket, sys
 path, uid, gid, groups = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
@@ -124,8 +124,8 @@ def test_a_caller_that_is_not_allowed_gets_an_error_and_never_silence(
     path: Path, start: Start
 ) -> None:
     start()
-    path.chmod(0o666)  # as if the file let everybody in: the kernel's word on the caller counts
-    for _ in range(20):  # whether it sends before or after the answer must make no difference
+    path.chmod(0o666)  # even with an open file mode, the kernel's word on the caller counts
+    for _ in range(20):  # sending before or after the answer must make no difference
         answer = json.loads(ask_as(path, NOBODY, NOBODY).stdout)
         assert answer["error"]["code"] == rpc.NOT_ALLOWED
         assert f"not allowed: uid {NOBODY}" in answer["error"]["message"]
@@ -182,7 +182,7 @@ def test_garbage_floods_and_stalls_of_some_do_not_disturb_the_others(
                     while read and client.recv(65536):
                         pass
                 except OSError:
-                    continue  # refused, as it should be
+                    continue  # refused, as expected
 
     endless = b'{"jsonrpc": "2.0", "id": 1, "method": "status"}\n' * 5000
     misbehaviours = [(os.urandom(100_000), True), (b"x" * 3_000_000, False), (endless, False)]
@@ -224,11 +224,11 @@ def test_an_idle_server_sleeps(path: Path, start: Start) -> None:
         idle.sendall(b"\n")
         ask(path)
         before = turns(daemon.pid)
-        ask(path)  # a few turns of the loop, and no more
+        ask(path)  # a few turns of the loop, no more
         assert turns(daemon.pid) - before < 50
 
 
 def turns(pid: int) -> int:
-    """How often the process has gone to sleep of its own accord or has been pushed off."""
+    """Return the number of context switches of the process, voluntary and involuntary."""
     text = Path(f"/proc/{pid}/status").read_text()
     return sum(int(line.split()[1]) for line in text.splitlines() if "ctxt_switches" in line)

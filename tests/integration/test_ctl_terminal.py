@@ -1,4 +1,4 @@
-"""musterctl in a terminal, seen as a person sees it: `top`, and the shell."""
+"""musterctl in a terminal, as a person sees it: `top` and the shell."""
 
 import fcntl
 import json
@@ -36,10 +36,10 @@ class Terminal:
         self.resize(columns, rows)
         self.before = termios.tcgetattr(theirs)
         self._theirs = theirs
-        # Its size is asked of the terminal, not of what pytest says about its own.
+        # musterctl has to ask the terminal for its size, not pytest's environment.
         own = {key: os.environ[key] for key in os.environ if key not in ("COLUMNS", "LINES")}
         self.process = subprocess.Popen(
-            # With a controlling terminal, so that Ctrl-C and Ctrl-Z are signals.
+            # A controlling terminal makes Ctrl-C and Ctrl-Z signals.
             ["setsid", "--ctty", sys.executable, "-m", "musterd.supervisor.ctl", *arguments],
             stdin=theirs,
             stdout=theirs,
@@ -73,7 +73,7 @@ class Terminal:
         pytest.fail(f"not within {SECONDS} s: {what}\n{shown}")
 
     def ended(self) -> int:
-        """Its exit code, once the terminal is as it was before."""
+        """Return the exit code, once the terminal is restored."""
         deadline = time.monotonic() + SECONDS
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read()
@@ -92,7 +92,7 @@ class Terminal:
 
 @pytest.fixture
 def ctl(tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
-    """ctl(daemon, "command", ...): musterctl in a terminal of its own."""
+    """Run musterctl in a terminal: ctl(daemon, "command", ...)."""
     opened: list[Terminal] = []
 
     def make(daemon: Muster, *arguments: str) -> Terminal:
@@ -179,7 +179,7 @@ def test_a_changed_size_and_keys_are_heeded_at_once(jobs, top):
     screen.resize(120, 50)
 
     def all_of_them(lines: list[str]) -> bool:
-        screen.process.send_signal(signal.SIGWINCH)  # again, if it was busy with the keys
+        screen.process.send_signal(signal.SIGWINCH)  # repeated, in case it was busy with the keys
         return sum(line.startswith("jobs/") for line in lines) == 30
 
     screen.wait("all of them", all_of_them)
@@ -340,7 +340,7 @@ def test_what_was_typed_is_there_in_the_next_shell(jobs, ctl, tmp_path):
     shell.wait("it asks", has("musterctl>"))
     shell.press("pause jobs\n")
     shell.wait("it is done", has("jobs: paused"))
-    shell.press(" resume jobs\n")  # begins with a space
+    shell.press(" resume jobs\n")  # a line with a leading space is not kept
     shell.wait("it is done", has("jobs: resumed"))
     shell.process.kill()  # as when its window is closed
     shell.process.wait()
@@ -349,7 +349,7 @@ def test_what_was_typed_is_there_in_the_next_shell(jobs, ctl, tmp_path):
     assert history.stat().st_mode & 0o777 == 0o600
     another = ctl(daemon)
     another.wait("it asks", has("musterctl>"))
-    another.press("\x1b[A\n")  # the arrow upwards
+    another.press("\x1b[A\n")  # arrow up
     another.wait("it is done", has("jobs: paused"))
     assert daemon.pool("jobs").halt == "paused"
 

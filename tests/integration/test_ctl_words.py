@@ -1,4 +1,4 @@
-"""Words that musterctl is given: not UTF-8, in any case; and signals that do not kill."""
+"""Arguments of musterctl that are not UTF-8 or in any case; and signals that do not kill."""
 
 import subprocess
 import sys
@@ -53,7 +53,7 @@ def test_a_priority_is_taken_in_any_case(jobs: Jobs, priority: str) -> None:
 def test_a_worker_tells_its_stacks_by_usr1_and_works_on(
     jobs: Jobs, waiting: Waiting, tmp_path: Path
 ) -> None:
-    """As docs/musterctl.md shows it, to an idle worker and to a busy one."""
+    """The commands are those of docs/musterctl.md, for an idle worker and a busy one."""
     daemon = jobs(1)
     waiting("it is up", lambda: daemon.pool("jobs").running == 1)
     pid = daemon.worker("jobs/0").pid
@@ -72,7 +72,7 @@ def _said(daemon: Muster) -> str:
     return run(daemon, "tail", "-n", "99", "jobs/0").stdout
 
 
-# Its import starts a thread, so that each worker imports it anew; the second import takes a while.
+# The import starts a thread, so each worker imports it anew; the second import takes a while.
 SLOW = """
 import pathlib, threading, time
 from musterd import Worker, task

@@ -1,4 +1,4 @@
-"""Failed tasks with a real daemon: listed, retried, purged; and what survives its death."""
+"""Failed tasks of a real daemon: listed, retried, purged, and kept across its death."""
 
 import json
 import re
@@ -112,7 +112,7 @@ def test_a_retried_task_is_run_and_its_new_result_is_told(jobs, tmp_path):
         assert again.result(SECONDS) == "spared"
         status = again.status()
     assert (status.state, status.attempt, status.crashes) == ("succeeded", 1, 0)
-    assert len(status.attempts) == 1  # the one of the life before
+    assert len(status.attempts) == 1  # the attempt before the restart
     assert dead(daemon) == []
 
 
@@ -138,7 +138,7 @@ def test_a_cancelled_task_can_be_retried(jobs):
     daemon.ctl("submit", "jobs.echo", "value=1", "--delay", "1000", "--id", "a")
     assert daemon.ctl("cancel", "a").returncode == 0
     assert daemon.ctl("retry", "a").returncode == 0
-    assert "delay in" in daemon.ctl("task", "a").stdout  # it counts again
+    assert "delay in" in daemon.ctl("task", "a").stdout  # the delay begins again
     assert daemon.ctl("cancel", "a").returncode == 0
 
 
@@ -170,7 +170,7 @@ def test_attempts_and_retries_survive_the_daemons_death(jobs, tmp_path, waiting)
     fail(daemon, "a")
     daemon.ctl("submit", "jobs.nap", "seconds=60", "--id", "busy")
     waiting("it runs", lambda: daemon.worker("jobs/0").task_id == "busy")
-    assert daemon.ctl("retry", "a").returncode == 0  # acknowledged: it is on disk
+    assert daemon.ctl("retry", "a").returncode == 0  # acknowledged, so it is on disk
     daemon.kill()
     daemon.start()
     assert daemon.ctl("cancel", "busy").returncode == 0

@@ -1,5 +1,5 @@
-"""What the configuration says where nobody else does, on a real daemon: ages of results, threads of
-executors, the monitor, and how many workers fit."""
+"""Defaults of the configuration in a real daemon: ages of results, threads of executors, the
+monitor, and how many workers fit."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ class Work(Worker):
 
 @pytest.fixture
 def work(muster: Musters) -> Any:
-    """work(pool={...}, cache__ttl="1h") -> a daemon with one worker of the class above."""
+    """Make a daemon with one worker of the class above: work(pool={...}, cache__ttl="1h")."""
 
     def make(pool: dict[str, Any] | None = None, **settings: Any) -> Any:
         pools = {"work": {"worker": "work:Work", "size": 1, **(pool or {})}}

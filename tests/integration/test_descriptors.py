@@ -1,4 +1,4 @@
-"""A daemon that runs out of descriptors: it lives, serves whom it can, and answers its people."""
+"""A daemon that runs out of descriptors: it survives, serves whom it can, and answers operators."""
 
 import contextlib
 import resource
@@ -26,7 +26,7 @@ SYSTEM = 71  # EX_OSERR of sysexits.h
 
 @pytest.fixture
 def short(jobs: Jobs) -> Any:
-    """A daemon with few descriptors."""
+    """Make a daemon with few descriptors."""
     made = jobs(
         size=2,
         start=False,
@@ -38,7 +38,7 @@ def short(jobs: Jobs) -> Any:
 
 @contextlib.contextmanager
 def crowding(path: str) -> Iterator[list[socket.socket]]:
-    """Connections that say nothing, more and more of them."""
+    """Open more and more silent connections."""
     over = threading.Event()
     with contextlib.ExitStack() as held:
         crowd: list[socket.socket] = []
@@ -92,7 +92,7 @@ def test_without_any_descriptor_it_answers_and_recovers(short, waiting) -> None:
     fork_server_of(short).kill()
     waiting("it cannot make another", lambda: "Too many open files" in short.log())
     with contextlib.ExitStack() as held:
-        for _ in range(CALLERS):  # more than descriptors could be left of the fork server
+        for _ in range(CALLERS):  # more than the descriptors that a fork server could leave
             caller = Connection(short.control_socket, timeout=SECONDS)
             held.enter_context(caller).request(rpc.Version())
         assert short.ctl("status").returncode == 0, "the workers are still there"

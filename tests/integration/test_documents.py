@@ -20,7 +20,7 @@ def _blocks(document: str) -> list[tuple[str, str]]:
 
 
 def _write_files(document: str, folder: Path) -> list[str]:
-    """Every block that begins with `# name.ext` becomes that file."""
+    """Write every block that begins with `# name.ext` to that file."""
     names = []
     for _, text in _blocks(document):
         if match := re.match(r"# ([\w.]+\.(?:py|toml))\n", text):

@@ -1,4 +1,4 @@
-"""The end of a real daemon: its phases, the clean-ups of workers, and those of the supervisor."""
+"""The shutdown of a real daemon: its phases, the clean-ups of workers, and the supervisor's own."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""Events on a ZeroMQ socket: the page's own subscriber beside a real daemon."""
+"""Events on a ZeroMQ socket: the subscriber of the documentation with a real daemon."""
 
 import contextlib
 import grp
@@ -54,7 +54,7 @@ class Subscriber:
             self._lines.put(line)
 
     def next(self, topic: str) -> dict[str, Any]:
-        """The next event of this topic; others are passed over."""
+        """Return the next event of this topic; skip others."""
         deadline = time.monotonic() + SECONDS
         while True:
             line = self._lines.get(timeout=max(0.1, deadline - time.monotonic()))
@@ -85,7 +85,7 @@ def subscribe(tmp_path: Path) -> Iterator[Callable[..., Subscriber]]:
 
 @pytest.fixture
 def published(jobs: Jobs, waiting: Waiting) -> Callable[..., Any]:
-    """published(...) -> a daemon that publishes on `daemon.endpoint`."""
+    """Make a daemon that publishes on `daemon.endpoint`: published(...)."""
 
     def make(endpoint: str = "", **settings: Any) -> Any:
         daemon = jobs(2, start=False, events__publish="ENDPOINT", **settings)
@@ -140,7 +140,7 @@ def test_events_over_tcp_on_loopback(
 
 
 def _nudge(daemon: Muster, heard: Subscriber) -> bool:
-    """Something happens until it is heard: a subscription takes its time."""
+    """Cause events until one is heard: a subscription takes time."""
     daemon.ctl("pause", "jobs")
     daemon.ctl("resume", "jobs")
     return not heard._lines.empty()
@@ -210,7 +210,7 @@ def test_the_socket_of_another_program_is_not_taken(
 def test_a_subscriber_that_does_not_read_loses_events_and_holds_nobody_up(
     published: Callable[..., Muster], subscribe: Callable[..., Subscriber], waiting: Waiting
 ) -> None:
-    """What is kept for it is bounded; another one hears what comes after the flood."""
+    """The buffer for a subscriber is bounded; another one hears the events after the flood."""
     daemon = published()
     context = zmq.Context()
     silent = context.socket(zmq.SUB)
@@ -238,7 +238,7 @@ def test_a_subscriber_that_does_not_read_loses_events_and_holds_nobody_up(
 
 
 def flood(daemon: Muster, count: int) -> int:
-    """Pause and resume a pool so many times; each is an event."""
+    """Pause and resume a pool that many times; each is an event."""
     calls = [
         {"jsonrpc": "2.0", "id": 1, "method": method, "params": [["jobs"]]}
         for method in ("pause", "resume") * 32

@@ -1,4 +1,4 @@
-"""The thread pools of a worker's own code end with their worker."""
+"""Thread pools of a worker's own code end with their worker."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Fetching as curl and Chromium do, and only where the operator's rules allow it."""
+"""Fetching behaves as in curl and Chromium, and only goes where the operator's rules allow."""
 
 import asyncio
 import gzip
@@ -36,7 +36,7 @@ async def opened(**options: Any) -> AsyncIterator[ParserWorker]:
 
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[int]:
-    """The port of a server that answers everything with `handler`."""
+    """Yield the port of a server that answers every request with `handler`."""
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", handler)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -153,7 +153,7 @@ def test_the_status_of_an_error_is_told_even_if_its_page_is_broken() -> None:
         fetched(handler)
 
 
-# -- what may be fetched ------------------------------------------------------------------------
+# -- allowed addresses ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_an_address_that_is_denied_is_never_connected_to(url: str, told: str) ->
 def test_a_redirect_to_what_is_denied_is_not_followed(
     target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The site has a name of its own that is allowed, and leads to a neighbour."""
+    """The site's name is allowed, and it redirects to a neighbour."""
     asked: list[str] = []
     resolve_as(monkeypatch, {"shop.example": ["127.0.0.1"]})
 
@@ -198,7 +198,7 @@ def test_a_redirect_to_what_is_denied_is_not_followed(
 
 
 def resolve_as(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> list[str]:
-    """Has these names resolve to their addresses, one after the other; returns what was asked."""
+    """Make each lookup of a name return its next addresses; return the list of lookups."""
     asked: list[str] = []
     real = socket.getaddrinfo
 
@@ -216,7 +216,7 @@ def resolve_as(monkeypatch: pytest.MonkeyPatch, names: dict[str, list[str]]) -> 
 def test_the_address_that_is_checked_is_the_one_that_is_connected_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A name that is public when it is looked at and private a moment later gains nothing."""
+    """A name that is public at the check and private a moment later gains nothing."""
     monkeypatch.setattr(http, "CONNECT_SECONDS", 0.3)
     asked = resolve_as(monkeypatch, {"evil.example": ["203.0.113.9", "127.0.0.1"]})
     reached: list[str] = []

@@ -1,4 +1,4 @@
-"""The proxy of a page, spoken to directly: by the rules, against them, and by garbage."""
+"""The filter proxy of a page, addressed directly: by valid, forbidden and malformed requests."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 def told(story: Callable[[FilterProxy, int, int], Awaitable[None]], **rules: list[str]) -> None:
-    """Runs the story with a proxy, its port, and that of a server that sends back what it gets."""
+    """Run the story with a proxy, its port, and the port of a server that echoes."""
 
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
@@ -44,7 +44,7 @@ def told(story: Callable[[FilterProxy, int, int], Awaitable[None]], **rules: lis
 
 
 async def ask(port: int, host: bytes, to: int, *, command: int = 1) -> tuple[int, Streams]:
-    """Asks for a connection by name; the code of the answer."""
+    """Ask for a connection by name; return the code of the answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     request = bytes((5, command, 0, 3, len(host))) + host + to.to_bytes(2, "big")
     writer.write(HELLO + request)
@@ -59,7 +59,7 @@ def test_what_is_allowed_is_connected_both_ways_until_both_ends_are_done() -> No
         assert code == DONE
         sent = os.urandom(3_000_000)
         writer.write(sent)
-        writer.write_eof()  # the other half goes on
+        writer.write_eof()  # the other direction goes on
         assert await reader.read(-1) == sent
         writer.close()
 
@@ -69,7 +69,7 @@ def test_what_is_allowed_is_connected_both_ways_until_both_ends_are_done() -> No
 def test_the_address_that_was_checked_is_the_one_that_is_connected_to(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A name with a private address beside a public one, which another lookup could swap."""
+    """A name has a private address beside a public one, which a second lookup could swap."""
 
     async def story(proxy: FilterProxy, port: int, echo: int) -> None:
         loop = asyncio.get_running_loop()
@@ -122,7 +122,7 @@ def test_a_name_that_cannot_be_is_unreachable(name: bytes) -> None:
 
 def test_nothing_but_connections_is_offered() -> None:
     async def story(proxy: FilterProxy, port: int, echo: int) -> None:
-        for command in (2, 3):  # to listen, and to relay UDP
+        for command in (2, 3):  # BIND, and UDP ASSOCIATE
             code, (_, writer) = await ask(port, b"127.0.0.1", echo, command=command)
             assert code == UNKNOWN_COMMAND
             writer.close()
@@ -137,7 +137,7 @@ def test_garbage_and_crowds_disturb_nobody(monkeypatch: pytest.MonkeyPatch) -> N
 
     async def story(proxy: FilterProxy, port: int, echo: int) -> None:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(40)]
-        for reader, writer in silent:  # beyond the limit at once, the others after their time
+        for reader, writer in silent:  # beyond the limit at once, the others after their timeout
             assert await reader.read() == b""
             writer.close()
         for _ in range(100):

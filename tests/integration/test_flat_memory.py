@@ -1,4 +1,4 @@
-"""A long run in small: many tasks leave nothing behind in the supervisor."""
+"""A short endurance run: many tasks leave nothing behind in the supervisor."""
 
 import contextlib
 import socket
@@ -14,10 +14,10 @@ from musterd.ipc.wire.zmtp import HANDSHAKE
 from support.daemon import Musters
 
 TASKS_PER_ROUND = 10_000
-# Tables, pools and SQLite's cache are as large as they get after some 15 rounds: seen over 50.
+# Tables, pools and SQLite's cache reach their full size after some 15 rounds: seen over 50.
 WARM_UP_ROUNDS, ROUNDS = 18, 12
 HEAP_BYTES_MAX = 64 * 1024 * 1024
-GROWTH_MAX = 1.10  # 70 bytes left of each task would be more
+GROWTH_MAX = 1.10  # 70 bytes leaked per task would exceed it
 WORKER = """
 from musterd import task
 
@@ -29,7 +29,7 @@ def noop(ctx, data: str) -> None:
 
 
 def anonymous(pid: int) -> int:
-    """What the process has made itself, in bytes."""
+    """Return the anonymous memory of the process in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon:"):
             return int(line.split()[1]) * 1024
@@ -37,8 +37,8 @@ def anonymous(pid: int) -> int:
 
 
 def heaps_of_threads(pid: int) -> int:
-    """Of glibc: each begins at a multiple of its greatest size, has no name, and is what is in use
-    followed by what is reserved, which together have that size. Others may begin there by chance.
+    """Count glibc's heaps of threads. Each begins at a multiple of its maximum size, has no name,
+    and is a used part and a reserved part, together of that size. Others may match by chance.
     """
     lines = [line.split() for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
     nameless = [(*line[0].split("-"), line[1]) for line in lines if len(line) < 6]
@@ -52,7 +52,7 @@ def heaps_of_threads(pid: int) -> int:
 
 
 def lasting_descriptors(pid: int) -> int:
-    """Without those that are open for a moment only."""
+    """Count descriptors, without those that are open for a moment."""
     looks = []
     for _ in range(5):
         looks.append(psutil.Process(pid).num_fds())
@@ -76,7 +76,7 @@ def test_many_tasks_leave_no_memory_and_no_descriptor_behind(muster: Musters) ->
             handle.result(60)
         weights.append(anonymous(daemon.pid))
         descriptors.append(lasting_descriptors(daemon.pid))
-    # A leak lifts the least that it takes; what is in use for a moment lifts the most.
+    # A leak raises the minimum; memory in use for a moment raises only the maximum.
     early, late = max(weights[:WARM_UP_ROUNDS]), min(weights[-2:])
     assert late <= early * GROWTH_MAX, weights
     assert descriptors[-1] <= descriptors[WARM_UP_ROUNDS - 1], descriptors
@@ -88,7 +88,7 @@ HELLO = encode(Hello(PROTOCOL))
 CONNECTIONS_PER_ROUND = 150
 CONNECTION_ROUNDS = 8
 COUNTED_ROUNDS = 5
-# 9,000 connections of all kinds: 120 bytes left of each would be more.
+# 9,000 connections of all kinds: 120 bytes leaked per connection would exceed it.
 CONNECTION_GROWTH_BYTES_MAX = 1024 * 1024
 MALFORMED = {
     "nothing": b"",
@@ -107,7 +107,7 @@ MALFORMED = {
 
 
 def say(path: str, said: bytes) -> None:
-    """What comes behind the handshake when that is complete; then the end, and wait for theirs."""
+    """Send the handshake, then the rest; close our half and wait until the daemon closes."""
     with socket.socket(socket.AF_UNIX) as peer, contextlib.suppress(ConnectionError):
         peer.settimeout(60)
         peer.connect(path)

@@ -1,4 +1,4 @@
-"""The whole way of a task, on real processes."""
+"""The whole life of a task, with real processes."""
 
 import os
 import signal
@@ -164,7 +164,7 @@ def test_a_cancel_that_was_answered_holds_over_the_death_of_the_daemon(jobs, wai
         ids = [running.id, queued.id, later.id]
         done = daemon.ctl("cancel", "--no-block", *ids)
         assert (done.returncode, f"{running.id}: running" in done.stdout) == (0, True), done.stderr
-        daemon.kill()  # long before the worker is, which listens to nothing
+        daemon.kill()  # long before the worker ends, which ignores signals
         daemon.start()
         assert [client.task(id_).outcome(20).state for id_ in ids] == ["cancelled"] * 3
         assert client.submit("jobs.echo", {"value": 1}).result(20) == 1
@@ -220,7 +220,7 @@ def test_slow_task_does_not_hold_back_the_window_behind_it(jobs):
     with daemon.client() as client:
         client.submit_many([("jobs.echo", {"value": 1})] * 500)
         client.flush()
-        for _ in range(20):  # now known as tiny: windows are large
+        for _ in range(20):  # now known as tiny, so windows are large
             [h.result(20) for h in client.submit_many([("jobs.nap", {"seconds": 0})] * 50)]
         slow = client.submit("jobs.nap", {"seconds": 2.0})
         behind = client.submit_many([("jobs.nap", {"seconds": 0})] * 200)
@@ -237,7 +237,7 @@ def test_everything_acknowledged_survives_the_supervisors_death(jobs):
     client.flush()
     daemon.kill()
     daemon.start()
-    assert [handle.result(30) for handle in handles]  # the same client, over the restart
+    assert [handle.result(30) for handle in handles]  # the same client, across the restart
     again = daemon.client()
     assert again.task(handles[0].id).result(20) in (0, 1)
 
@@ -276,7 +276,7 @@ def test_nothing_outlives_a_killed_supervisor(jobs, waiting):
     assert len(daemon.processes()) > 8
     daemon.kill()
     waiting("nothing is left", lambda: not daemon.processes(), 2.0)
-    daemon.start()  # cleans up the files it could not
+    daemon.start()  # cleans up the files that the killed daemon left
     assert daemon.stop() == 0
 
 
@@ -394,7 +394,7 @@ def test_garbage_is_counted_and_dropped(jobs, waiting, socket_name):
                 dealer.connect(f"ipc://{path}")
                 dealer.send_multipart(frames)
                 if socket_name == "workers.sock":
-                    dealer.send(encode(WorkerHello(PROTOCOL, "0" * 32)))  # a token nobody gave
+                    dealer.send(encode(WorkerHello(PROTOCOL, "0" * 32)))  # an invented token
                     dealer.send(encode(Done([])))
     finally:
         context.term()
@@ -514,5 +514,5 @@ def test_a_client_of_a_daemon_that_is_not_there_says_so(tmp_path):
     client = Client(str(tmp_path / "tasks.sock"), connect_timeout=0.2)
     with pytest.raises(NotConnected, match=r"tasks\.sock"):
         client.submit("a.b").result(5)
-    with pytest.raises(NotConnected, match=r"tasks\.sock"):  # its time-out is over
+    with pytest.raises(NotConnected, match=r"tasks\.sock"):  # the timeout is over
         client.close(timeout=0.1)

@@ -1,4 +1,4 @@
-"""Clients of tasks.sock that are not ours: libzmq, zeromq.js, and bytes as the standard says."""
+"""Foreign clients of tasks.sock: libzmq, zeromq.js, and bytes according to the standard."""
 
 import contextlib
 import json
@@ -26,8 +26,8 @@ SECONDS = 60.0
 NODE = Path(__file__).resolve().parents[2] / ".venv-node" / "node_modules"
 PROGRAM = Path(__file__).with_name("node") / "client.js"
 GREETING, READY = HANDSHAKE[:64], HANDSHAKE[64:]
-# What libzmq's ROUTER calls its first peers by itself: a peer that announces the next of these as
-# its own ends a process with libzmq in it.
+# The identities that libzmq's ROUTER gives its first peers. A peer that announces the next one ends
+# a process that contains libzmq.
 FIRST_OF_LIBZMQ = 0x6B8B4567
 
 
@@ -66,7 +66,7 @@ class Peers:
         return made
 
     def refused(self, **options: Any) -> int:
-        """Why the handshake fails, as libzmq calls it."""
+        """Return libzmq's code for the failed handshake."""
         made = self.make(**options)
         with made.get_monitor_socket(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL) as monitor:
             monitor.setsockopt(zmq.RCVTIMEO, int(SECONDS * 1000))
@@ -83,7 +83,7 @@ def peers(fleet: Muster) -> Iterator[Peers]:
 
 
 def echo(peer: Any, value: str) -> Any:
-    """What comes back of a task, of a client that has said hello."""
+    """Run a task for a client that has said hello; return the result."""
     id_ = f"{value}-{time.monotonic_ns()}"
     args = msgspec.msgpack.encode({"value": value})
     peer.send(encode(Submit(1, [TaskSpec(id_, "jobs.echo", args)])))
@@ -108,7 +108,7 @@ def test_a_client_of_libzmq_with_heartbeats_is_served(peers: Peers) -> None:
     peer = peers.connect(HEARTBEAT_IVL=20, HEARTBEAT_TIMEOUT=500)
     epoch = greet(peer).epoch
     end = time.monotonic() + 1.5
-    while time.monotonic() < end:  # its PINGs are answered, or it would come anew
+    while time.monotonic() < end:  # its PINGs are answered, or it would reconnect
         assert greet(peer).epoch == epoch
         time.sleep(0.1)
     assert echo(peer, "libzmq") == "libzmq"
@@ -268,7 +268,7 @@ def test_a_handshake_that_cannot_be_is_answered_with_an_error_and_closed(
         peer.sendall(says)
         assert read(peer, 64) == GREETING
         flags, body = read_frame(peer)
-        if body.startswith(b"\x05READY"):  # its greeting was one of ours
+        if body.startswith(b"\x05READY"):  # its greeting was valid
             flags, body = read_frame(peer)
         assert flags == 4
         assert body[:6] == b"\x05ERROR"

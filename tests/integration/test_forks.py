@@ -1,4 +1,4 @@
-"""A process that a handler forks ends where the handler does: it never speaks for the worker."""
+"""A process that a handler forks ends with the handler, and never speaks for the worker."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +92,7 @@ FORKING = """
 
 
 class Heard(Fleet):
-    """Notes whatever comes besides results."""
+    """Notes every message that is no result."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, {"forking": FORKING})

@@ -1,4 +1,4 @@
-"""Idle workers: a sign of life, a question to healthy(), and what follows if there is no answer."""
+"""Idle workers: signs of life, calls of healthy(), and what happens without an answer."""
 
 import os
 import signal
@@ -58,7 +58,7 @@ class AsyncPatient(Patient):
 
 @pytest.fixture
 def patients(muster: Musters, tmp_path: Path) -> Callable[..., Any]:
-    """patients(size=2, ...) -> a daemon with the pool `ward`; `health` says how they answer."""
+    """Make a daemon with the pool `ward`: patients(size=2, ...); `health` sets the answers."""
 
     def make(size: int = 1, worker: str = "Patient", **pool: Any) -> Any:
         options = {"health": str(tmp_path / "health"), "asked": str(tmp_path / "asked")}
@@ -123,7 +123,7 @@ def test_healthy_is_asked_only_while_idle_and_never_when_switched_off(patients, 
         waiting("it runs", lambda: daemon.worker("ward/0").state == "BUSY")
         asked = daemon.asked.read_text()
         nap.result(30)
-        # One question may have been under way when it was given the task.
+        # One health check may have been under way when the worker was given the task.
         assert len(daemon.asked.read_text()) - len(asked) <= 2 * len("0\n")
     daemon.stop()
     daemon.asked.unlink()

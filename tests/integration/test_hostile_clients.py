@@ -1,5 +1,5 @@
-"""A hundred clients that do their worst, of each kind: what the supervisor holds stays bounded, its
-loop goes on, and others are served."""
+"""A hundred hostile clients of each kind: the supervisor's memory stays bounded, its loop goes on,
+and other clients are served."""
 
 import contextlib
 import re
@@ -26,7 +26,7 @@ RSS_BYTES_MAX = 300 * 1024 * 1024
 TURN_SECONDS_MAX = 0.05
 TRIPS = 20
 LARGE = 6
-CAME_AGAIN_MIN = 1000  # with a quarter of a megabyte each
+CAME_AGAIN_MIN = 1000  # a quarter of a megabyte each
 
 LARGE_JOBS = """
 from musterd import Worker, task
@@ -49,7 +49,7 @@ def fleet(jobs: Jobs) -> Muster:
 def attacked(
     kind: str, path: str, ids: list[str], told: list[int], seconds: float
 ) -> Iterator[None]:
-    """By a hundred, from now to the end, and for some seconds at least."""
+    """Attack with a hundred clients until the block ends, for `seconds` at least."""
     command = [sys.executable, str(ATTACKER), kind, path, str(PEERS), *ids]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -70,7 +70,7 @@ def peak_bytes(pid: int) -> int:
 
 
 def slowest_turn(log: str) -> float:
-    """In seconds of the processor: this machine may be busy with other things."""
+    """Return the slowest turn in processor time, because this machine may be busy."""
     slow = [float(found) for found in re.findall(r"event=loop.slow .*?cpu=([\d.]+)", log)]
     return max(slow, default=0.0)
 
@@ -78,7 +78,7 @@ def slowest_turn(log: str) -> float:
 def test_clients_that_come_again_while_the_store_is_slow_are_bounded(
     jobs: Jobs, disk: BrokenDisk
 ) -> None:
-    """Each with the same submits on every connection, which the daemon cannot answer yet."""
+    """Each client sends the same submits on every connection; the daemon cannot answer them yet."""
     fleet = jobs(size=1, start=False)
     fleet.popen_options = {"env": disk.environment}
     fleet.start()
@@ -106,7 +106,7 @@ def test_a_hundred_hostile_clients_are_bounded_and_others_are_served(
     with fleet.client() as honest:
         ids: list[str] = []
         if kind in ("watch", "inspect"):
-            for _ in range(LARGE):  # one at a time: what workers send is not the matter here
+            for _ in range(LARGE):  # one at a time: this test is not about workers' messages
                 task = honest.submit("large.make", {"size": RESULT_BYTES_MAX - 1000})
                 assert len(task.result(PATIENCE_SECONDS)) == RESULT_BYTES_MAX - 1000
                 ids.append(task.id)
@@ -129,7 +129,7 @@ def test_a_hundred_hostile_clients_are_bounded_and_others_are_served(
         assert slowest_turn(log) <= TURN_SECONDS_MAX
         if kind in PUT_OUT:
             assert put_out[0] >= 1
-        for task_id in ids:  # who reads gets it, all the same
+        for task_id in ids:  # a client that reads gets every result
             assert len(honest.task(task_id).result(PATIENCE_SECONDS)) == RESULT_BYTES_MAX - 1000
     assert fleet.stop() == 0
     assert "Traceback" not in fleet.log()

@@ -1,4 +1,4 @@
-"""Whatever a handler says, its worker lives on and the attempt ends: every value in every place."""
+"""Whatever a handler says, its worker survives and the attempt ends: every value in every place."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -166,7 +166,7 @@ HOSTILE = """
 
 
 class Talk(Fleet):
-    """Answers whatever is asked for; remembers what was said besides results."""
+    """Answers every request; remembers the messages that are no results."""
 
     def __init__(self, directory: Path) -> None:
         super().__init__(directory, {"hostile": HOSTILE})

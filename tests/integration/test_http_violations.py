@@ -1,4 +1,4 @@
-"""Answers that break HTTP: what docs/fetching.md says becomes of each, and curl side by side."""
+"""Answers that break HTTP: musterd does as docs/fetching.md says, and so does curl."""
 
 import asyncio
 from collections.abc import Iterator
@@ -19,8 +19,8 @@ from http_verdicts import (
 )
 from http_violations import VIOLATIONS, ViolationServer
 
-# Where we do something else than "a page where curl and Chromium have one, else refused": the docs
-# say why.
+# Exceptions from "a page where curl and Chromium have one, else refused"; docs/fetching.md says
+# why.
 EXCEPTIONS = {
     "status 600": ERROR,
     "status 999": ERROR,

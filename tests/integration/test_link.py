@@ -1,4 +1,4 @@
-"""How a client keeps its connection: it is there at once, comes back, and harms nobody."""
+"""A client's connection: it is made at once, comes back, and harms no other process."""
 
 import asyncio
 import contextlib
@@ -42,8 +42,8 @@ class Supervisor:
     """A ROUTER of libzmq in a thread, which echoes tasks and remembers them."""
 
     def __init__(self, path: str) -> None:
-        self.peers: set[bytes] = set()  # one of each connection
-        self.several = False  # it sends a message of several frames before each answer
+        self.peers: set[bytes] = set()  # one for each connection
+        self.several = False  # send a message of several frames before each answer
         self._outcomes: dict[str, Outcome] = {}
         self._stopping = threading.Event()
         self._context = zmq.Context()
@@ -102,7 +102,7 @@ def start(path: str) -> Iterator[Callable[[], Supervisor]]:
 
 @contextlib.contextmanager
 def listening(path: str) -> Iterator[socket.socket]:
-    """A bare listener; its path is free again afterwards."""
+    """Yield a bare listener; its path is free again afterwards."""
     with socket.socket(socket.AF_UNIX) as listener:
         listener.settimeout(PATIENCE_SECONDS)
         listener.bind(path)
@@ -122,12 +122,12 @@ def echo(client: Client, number: int = 1) -> None:
     assert task.result(PATIENCE_SECONDS) == {"n": number}
 
 
-# -- making it --------------------------------------------------------------------------------
+# -- connecting -------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def no_timers(monkeypatch):
-    """Every timer of a client is longer than these tests wait."""
+    """Make every timer of a client longer than these tests wait."""
     for module, name in (
         (link_module, "LOOK_UP_NS"),
         (link_module, "RECONNECT_NS"),
@@ -231,14 +231,14 @@ def test_who_is_turned_away_again_and_again_comes_less_often(path):
 
 
 def test_a_crowd_before_the_door_is_waited_for(path):
-    """A full backlog says EAGAIN, and nobody waits in connect()."""
+    """A full backlog gives EAGAIN, and no client waits in connect()."""
     with listening(path) as listener, contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(10)]
         for caller in crowd:
             caller.setblocking(False)
             with contextlib.suppress(BlockingIOError):
                 caller.connect(path)
-        link = Link(path)  # would wait for ever
+        link = Link(path)  # must not wait forever here
         stack.callback(link.close)
         assert link.connection is None
         assert link.wait_ns(time.monotonic_ns()) <= RECONNECT_NS
@@ -248,7 +248,7 @@ def test_a_crowd_before_the_door_is_waited_for(path):
             link.pump()
 
 
-# -- keeping it -------------------------------------------------------------------------------
+# -- reconnecting -----------------------------------------------------------------------------
 
 
 def test_the_descriptor_stays_the_same_and_is_quiet_while_there_is_nobody(start, path):
@@ -257,7 +257,7 @@ def test_the_descriptor_stays_the_same_and_is_quiet_while_there_is_nobody(start,
     fd = link.fd
     assert readable(link, PATIENCE_SECONDS)
     link.pump()
-    time.sleep(RECONNECT_NS_MAX / 1e9 + 0.05)  # it has lasted
+    time.sleep(RECONNECT_NS_MAX / 1e9 + 0.05)  # the connection counts as lasting
     first.stop()
     while link.connection is not None:  # a dying listener may let us in once more
         assert readable(link, PATIENCE_SECONDS)
@@ -274,7 +274,7 @@ def test_the_descriptor_stays_the_same_and_is_quiet_while_there_is_nobody(start,
 
 def test_after_a_connection_that_lasted_the_next_is_tried_at_once(start, path):
     link = Link(path)
-    while link.wait_ns(time.monotonic_ns()) < RECONNECT_NS_MAX / 4:  # it comes less and less often
+    while link.wait_ns(time.monotonic_ns()) < RECONNECT_NS_MAX / 4:  # attempts become less frequent
         link.pump()
     first = start()
     while not link.session.epoch:
@@ -315,7 +315,7 @@ def test_a_client_that_was_idle_over_a_restart_notices_at_its_next_word(start, p
 
 
 def test_a_supervisor_that_does_not_read_stops_nobody_and_loses_nothing(path):
-    """What the kernel does not take waits in the client, which watches for room."""
+    """Bytes that the kernel does not take wait in the client, which watches for room."""
     with listening(path) as listener:
         link = Link(path)
         peer, _ = listener.accept()
@@ -333,7 +333,7 @@ def test_a_supervisor_that_does_not_read_stops_nobody_and_loses_nothing(path):
             said += peer.recv(100_000)
             if readable(link, 0.05):
                 link.pump()
-        assert not readable(link, 0.05)  # and looks for room no more
+        assert not readable(link, 0.05)  # no longer watches for room
         peer.close()
         link.close()
 
@@ -362,10 +362,10 @@ def test_after_ctrl_c_in_the_middle_of_a_message_all_is_asked_again(start, path,
 
         monkeypatch.setattr(session, "receive", strike)
         task = client.submit("demo.echo", {"n": 2})
-        with contextlib.suppress(KeyboardInterrupt):  # or it strikes the background thread
+        with contextlib.suppress(KeyboardInterrupt):  # else it strikes the background thread
             task.result(1.0)
         assert struck
-        assert task.result(PATIENCE_SECONDS) == {"n": 2}  # by another connection, which asks again
+        assert task.result(PATIENCE_SECONDS) == {"n": 2}  # over a new connection, which asks again
         assert len(supervisor.peers) == 2
 
 

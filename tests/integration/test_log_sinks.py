@@ -1,4 +1,4 @@
-"""A log that nobody takes holds up nothing, at a real daemon."""
+"""A log that nobody reads holds up nothing in a real daemon."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ TASKS = 300
 
 @pytest.fixture
 def full_pipe(jobs) -> Iterator[tuple]:
-    """A daemon whose standard error is a small pipe that nobody reads."""
+    """Make a daemon whose standard error is a small pipe that nobody reads."""
     daemon = jobs(start=False)
     fifo = daemon.folder / "stderr"
     os.mkfifo(fifo)
@@ -27,7 +27,7 @@ def full_pipe(jobs) -> Iterator[tuple]:
 
 
 def fail_many(daemon) -> None:
-    """Each of them is worth a line."""
+    """Run tasks that fail; each one causes a log line."""
     with daemon.client() as client:
         handles = [client.submit("jobs.fail", {"text": "x" * 50}) for _ in range(TASKS)]
         for handle in handles:
@@ -56,7 +56,7 @@ def test_a_pipe_that_nobody_reads_holds_up_no_task_and_loses_no_line_it_has_room
     fail_many(daemon)
     assert daemon.ctl("status").returncode == 0
     log = read_until(reader, b"event=task.failed", waiting)
-    assert b"musterd is starting" in log  # what had waited for a reader, from the beginning
+    assert b"musterd is starting" in log  # everything since the start had waited for a reader
 
 
 def test_a_daemon_whose_log_nobody_takes_ends_all_the_same(full_pipe):

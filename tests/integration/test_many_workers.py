@@ -1,4 +1,4 @@
-"""Two hundred workers: all of them start at once, and idle they cost next to nothing."""
+"""Two hundred workers start at once, and cost next to nothing while idle."""
 
 import os
 import time
@@ -11,9 +11,9 @@ WORKERS = 200
 AT_WORK = 5  # files that threads of the daemon have open for a moment
 START_SECONDS_MAX = 90.0
 IDLE_SECONDS = 3.0
-IDLE_SECONDS_MAX = 45.0  # right after the start, all trees of processes are looked at for once
-# Of a core, for the daemon alone. Measured: 0.001. Where every worker is looked at in every turn of
-# the loop, or wakes it all the time, it is far above.
+IDLE_SECONDS_MAX = 45.0  # right after the start, every process tree is measured once
+# Share of a core, for the daemon alone. Measured: 0.001. A daemon that looks at every worker in
+# every turn of its loop, or that workers keep waking, is far above.
 IDLE_SHARE_MAX = 0.02
 
 
@@ -21,7 +21,7 @@ def test_two_hundred_workers_start_without_a_failure_and_idle_cheaply(
     jobs: Jobs, waiting: Waiting
 ) -> None:
     daemon = jobs(size=WORKERS, start=False)
-    # As systemd gives it: a few descriptors for each worker are more than that.
+    # systemd's usual limit: two hundred workers need more descriptors.
     daemon.popen_options = {"preexec_fn": _usual_limit}
     daemon.start(wait=False)
     waiting("the daemon is up", lambda: "musterd is ready" in daemon.log(), START_SECONDS_MAX)
@@ -41,7 +41,7 @@ def test_two_hundred_workers_start_without_a_failure_and_idle_cheaply(
 
 def _idles(pid: int) -> bool:
     began, before = time.monotonic(), _processor_seconds(pid)
-    time.sleep(IDLE_SECONDS)  # what is measured is what happens while nothing does
+    time.sleep(IDLE_SECONDS)  # the measurement: what the daemon uses while nothing happens
     share = (_processor_seconds(pid) - before) / (time.monotonic() - began)
     print(f"{WORKERS} idle workers: {share:.2%} of a core, {_descriptors(pid)} descriptors")
     return share < IDLE_SHARE_MAX
@@ -59,6 +59,6 @@ def _descriptors(pid: int) -> int:
 
 
 def _processor_seconds(pid: int) -> float:
-    """Of all its threads, to the nanosecond: the usual figures are too coarse for so little."""
+    """Return the processor time of all threads; the usual figures are too coarse for so little."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9

@@ -1,7 +1,7 @@
-"""Memory that gets tight, for real: a control group with a limit, and a process that fills it.
+"""Memory gets tight for real: a control group with a limit, and a process that fills it.
 
-The lines are computed from what is in use just before, and only the group is ever filled: the
-machine is in no danger, and what else runs on it disturbs nothing.
+The thresholds are computed from the use just before, and only the group is ever filled: the machine
+is in no danger, and other programs do not disturb the tests.
 """
 
 import contextlib
@@ -57,7 +57,7 @@ class Eaters(Worker):
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A control group that may use LIMIT_BYTES, wherever this machine allows to make one."""
+    """Make a control group limited to LIMIT_BYTES, wherever this machine allows one."""
     mounted = Path("/sys/fs/cgroup")
     own = {
         line.split(":")[1]: line.split(":", 2)[2].lstrip("/")
@@ -81,7 +81,7 @@ def group() -> Iterator[Path]:
     while True:
         try:
             made.rmdir()
-        except OSError:  # the last process is still leaving it
+        except OSError:  # the last process has not left the group yet
             assert time.monotonic() < deadline, f"{made} is not empty"
             time.sleep(0.01)
         else:
@@ -89,7 +89,7 @@ def group() -> Iterator[Path]:
 
 
 class Ballast:
-    """A process in the group that takes as much as it is told."""
+    """A process in the group that takes as much memory as it is told."""
 
     def __init__(self, group: Path) -> None:
         procs = group / "cgroup.procs"
@@ -124,7 +124,7 @@ def ballast(group: Path) -> Iterator[Ballast]:
 
 
 class Lines:
-    """Where warning and critical are, well above what the machine itself uses now."""
+    """The thresholds warning and critical, well above what the machine uses now."""
 
     def __init__(self) -> None:
         machine = psutil.virtual_memory()
@@ -167,7 +167,7 @@ def memory(daemon: Muster) -> Any:
 
 
 def used(daemon: Muster) -> int:
-    """Of the group, in bytes."""
+    """Return the memory used by the group in bytes."""
     (group,) = [each for each in memory(daemon)["sources"] if "control group" in each["name"]]
     size: int = group["used_bytes"]
     return size
@@ -176,7 +176,7 @@ def used(daemon: Muster) -> int:
 def events_of(daemon: Muster) -> list[str]:
     recent = daemon.ask(rpc.Events())["recent"]
     names = [each["event"] for each in recent if each["event"].startswith("memory.")]
-    return [name for name in names if name != "memory.held"]  # in a group this small
+    return [name for name in names if name != "memory.held"]  # expected in a group this small
 
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="control groups are root's to make")
@@ -273,7 +273,7 @@ def test_under_one_budget_browsers_go_first_and_parsers_last(memory_group, muste
 
         def only_a_parser() -> bool:
             nonlocal held, look
-            if time.monotonic() > look:  # what the first browsers have left is taken, too
+            if time.monotonic() > look:  # also replaces what the first browsers have freed
                 held += max(0.0, (lines.critical + 0.05) * limit - used(daemon))
                 ballast.fill(held)
                 look = time.monotonic() + 1  # five samples later
@@ -281,7 +281,7 @@ def test_under_one_budget_browsers_go_first_and_parsers_last(memory_group, muste
 
         waiting("one parser is left, and no browser", only_a_parser)
         waiting("nothing of the browsers is left", lambda: not chromium_of(daemon))
-        unheard.bind(("127.0.0.1", 0))  # ours, and nobody listens on it
+        unheard.bind(("127.0.0.1", 0))  # our port, on which nobody listens
         nobody = {"url": f"http://127.0.0.1:{unheard.getsockname()[1]}/"}
         page = client.submit("browser.render", nobody, max_retries=0)
         with pytest.raises(TaskFailed, match="SiteUnreachable"):
@@ -385,7 +385,7 @@ def test_systemd_can_ask_for_a_look_at_once(fleet, muster, tmp_path, waiting):
     }
     daemon.start()
     with fifo.open("r+b", buffering=0) as there:
-        before = memory(daemon)["notifications"]  # it hears its own word too, as there is no kernel
+        before = memory(daemon)["notifications"]  # without a kernel, it hears its own word, too
         age = memory(daemon)["age_seconds"]
         waiting("time passes", lambda: memory(daemon)["age_seconds"] > age + 0.5)
         there.write(b"x")

@@ -1,4 +1,4 @@
-"""docs/migrating.md: what is written there on both sides works, and says the same."""
+"""docs/migrating.md: the code on both sides works and gives the same results."""
 
 import configparser
 import re
@@ -22,7 +22,7 @@ PAGE = "docs/migrating.md"
 ROOT = Path(__file__).parents[2]
 SECONDS = 60
 LETTERS = ("dear shop", "dear bank", "dear aunt")
-# Celery is no dependency of ours. Without a broker, a call runs the task where it is called.
+# Celery is not a dependency. Without a broker, a call runs the task in the calling process.
 EAGER = """
 import prices_celery, runpy
 prices_celery.app.conf.update(
@@ -40,7 +40,7 @@ def page(document: Documents) -> Any:
 
 
 def keys(cls: Any = Config, prefix: str = "") -> Iterator[str]:
-    """Every dotted key of the configuration, as docs/configuration.md writes it."""
+    """Return every dotted key of the configuration, as docs/configuration.md writes it."""
     for field in msgspec.structs.fields(cls):
         key = f"{prefix}{field.encode_name}"
         kind, sections = configuration._kind(field.type), configuration._sections(field.type)
@@ -51,7 +51,7 @@ def keys(cls: Any = Config, prefix: str = "") -> Iterator[str]:
 
 
 def rows(section: str) -> list[list[str]]:
-    """The cells of its table."""
+    """Return the cells of the page's table."""
     found = re.findall(r"^\| (.+?) \| (.+) \|$", section, re.MULTILINE)
     return [[there, here] for there, here in found if there != "there"]
 
@@ -108,7 +108,7 @@ def test_a_program_that_a_worker_owns_is_started_again_and_ends_with_it(
     daemon = page.start("program.toml")
 
     def program() -> int:
-        """Its pid as we see it: the worker's only child."""
+        """Return the program's pid as we see it: the worker's only child."""
         children = f"/proc/{daemon.worker('ticker/0').pid}/task/*/children"
         found = [file.read_text() for file in Path("/").glob(children[1:])]
         return int("".join(found).split()[0]) if "".join(found).split() else 0
@@ -172,7 +172,7 @@ def test_with_one_crash_allowed_nothing_is_begun_twice(jobs: Jobs) -> None:
     assert daemon.pool("jobs").lost == {"signal": 2}, "one worker for each"
 
 
-# -- a pool of one's own ----------------------------------------------------------------------
+# -- a pool of processes in your own program ------------------------------------------------------
 
 
 def test_pools_of_ones_own_and_the_daemon_get_the_same_sum(page: Document) -> None:

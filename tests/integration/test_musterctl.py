@@ -26,7 +26,7 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
 @pytest.fixture
 def path() -> Iterator[Path]:
-    """A socket in a folder that other users reach, which pytest's own folders are not."""
+    """Return a path that other users can reach; pytest's own folders are closed to them."""
     with tempfile.TemporaryDirectory(prefix="musterd-test-", dir="/tmp") as folder:
         Path(folder).chmod(0o755)
         yield Path(folder, "control.sock")
@@ -46,7 +46,7 @@ def daemon(path: Path) -> Iterator["subprocess.Popen[str]"]:
 
 @pytest.fixture
 def ctl(path: Path) -> Run:
-    """Runs musterctl with this socket and returns what it printed and its exit code."""
+    """Run musterctl with this socket; return what it printed and its exit code."""
 
     def run(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
@@ -228,7 +228,7 @@ def test_a_peer_that_is_no_daemon_is_1(ctl: Run, path: Path, said: bytes) -> Non
 @pytest.mark.usefixtures("daemon")
 def test_a_caller_that_is_not_allowed_is_told_so(path: Path) -> None:
     path.chmod(0o666)
-    # The interpreter may be out of another user's reach, so the change of uid comes after imports.
+    # Another user may be unable to read the interpreter, so the uid changes after the imports.
     script = (
         "import os, sys, musterd.supervisor.ctl as ctl; os.setgroups([]); "
         "os.setresgid(*[65534] * 3); os.setresuid(*[65534] * 3); sys.exit(ctl.main(sys.argv[1:]))"
@@ -286,7 +286,7 @@ def test_json_is_the_daemons_answer(ctl: Run, path: Path) -> None:
         with client.makefile("rb") as lines:
             answered = json.loads(lines.readline())["result"]
     assert shown == answered
-    assert json.loads(ctl("status", "--json").stdout) == answered  # after the command as well
+    assert json.loads(ctl("status", "--json").stdout) == answered  # also after the command
 
 
 @pytest.mark.usefixtures("daemon")
@@ -497,7 +497,7 @@ def test_shutdown_returns_when_the_process_is_gone(
     ctl: Run, daemon: "subprocess.Popen[str]", path: Path, flags: list[str]
 ) -> None:
     assert ctl(*flags, "shutdown").returncode == 0
-    assert daemon.poll() == 0  # at once: there is nothing left to wait for
+    assert daemon.poll() == 0  # at once: nothing is left to wait for
     assert not path.exists()
 
 

@@ -82,9 +82,9 @@ TIMEOUT_SECONDS = 60  # of `parent`
 
 
 def test_a_deadlock_is_looked_for_several_times_a_second() -> None:
-    """What the daemon adds to the time that messages take: two looks, and one that was just over.
+    """The daemon adds at most two looks, and one that was just over, to the time of the messages.
 
-    A busy machine may take longer for the rest, so seconds are not asserted below."""
+    A busy machine may need longer for the messages, so the tests below assert no seconds."""
     assert 3 * LOOK_NS < SECOND_NS
 
 
@@ -123,7 +123,7 @@ def test_who_waits_for_its_own_pool_in_vain_gets_an_error_at_once(pools, how):
     assert "another pool" in text
     assert ids
     assert all(id_ in text for id_ in ids[:1])
-    with daemon.client() as client:  # whose tasks run after it
+    with daemon.client() as client:  # the inner tasks run afterwards
         assert [client.task(id_).result(PATIENCE) for id_ in ids] == [1] * len(ids)
 
 

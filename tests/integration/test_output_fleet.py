@@ -1,4 +1,4 @@
-"""What workers write to standard output and error, at a real daemon."""
+"""Standard output and error of workers, with a real daemon."""
 
 import json
 import os

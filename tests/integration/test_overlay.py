@@ -1,4 +1,4 @@
-"""A daemon whose state is on an overlay file system, as in a container whose image has some."""
+"""A daemon whose state is on an overlay file system, as in a container whose image has state."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ def mount(*arguments: str) -> bool:
 
 @pytest.fixture
 def layered(jobs: Jobs, tmp_path: Path) -> Iterator[Any]:
-    """A daemon whose state has a lower layer with what an earlier one has left."""
+    """Make a daemon whose lower layer holds the state that an earlier daemon left."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     daemon = jobs(size=2, start=False)
@@ -68,7 +68,7 @@ def test_what_a_lower_layer_has_left_does_not_end_the_start(layered: Any, waitin
 @pytest.mark.root
 def test_what_cannot_be_removed_is_said_and_left(layered: Any, waiting: Waiting) -> None:
     held = layered.state / "tmp" / "jobs-0-1"
-    assert mount("-t", "tmpfs", "musterd-test", str(held))  # nobody can remove a mount point
+    assert mount("-t", "tmpfs", "musterd-test", str(held))  # a mount point cannot be removed
     try:
         layered.start()
         with layered.client() as client:

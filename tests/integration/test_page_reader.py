@@ -1,4 +1,4 @@
-"""Pages and selectors that would take for ever, and the process that reads them."""
+"""Pages and selectors that would take forever, and the process that reads them."""
 
 import asyncio
 import http.server
@@ -170,7 +170,7 @@ def test_a_task_that_is_cancelled_ends_its_reading() -> None:
 
 
 def test_a_hostile_page_costs_its_task_and_no_worker(muster: Musters) -> None:
-    """In a real worker: contained, with all it does with signals."""
+    """The reader runs in a real worker, with containment and signals."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:

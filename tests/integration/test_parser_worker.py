@@ -1,4 +1,4 @@
-"""The parser worker against real servers on loopback."""
+"""The parser worker with real servers on loopback."""
 
 import asyncio
 import gzip
@@ -54,7 +54,7 @@ async def sample_site() -> AsyncIterator[SampleSite]:
 
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[str]:
-    """The address of a server that answers everything with `handler`."""
+    """Yield the address of a server that answers every request with `handler`."""
     app = web.Application()
     app.router.add_route("*", "/{tail:.*}", handler)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -157,7 +157,7 @@ def test_connections_are_reused_and_cookies_are_not() -> None:
     async def handler(request: web.Request) -> web.Response:
         assert request.transport is not None
         seen.append((request.transport.get_extra_info("peername"), dict(request.cookies)))
-        if request.path == "/":  # a cookie has to live through the redirects of its own task
+        if request.path == "/":  # cookies have to survive the redirects of their own task
             raise web.HTTPFound("/in", headers={"Set-Cookie": "session=1; Path=/"})
         return web.Response(text="in")
 
@@ -172,7 +172,7 @@ def test_connections_are_reused_and_cookies_are_not() -> None:
 
 
 def test_tasks_side_by_side_keep_their_cookies_to_themselves() -> None:
-    """With `concurrency` in the pool, several run at once in one worker."""
+    """With `concurrency`, several tasks run at once in one worker."""
     both = asyncio.Barrier(2)
 
     async def handler(request: web.Request) -> web.Response:
@@ -193,14 +193,14 @@ def test_tasks_side_by_side_keep_their_cookies_to_themselves() -> None:
 
 @pytest.mark.parametrize("wrong", [{"timeout": 0}, {"timeout": -3}, {"max_bytes": 0}])
 def test_a_limit_that_cannot_be_is_the_tasks_own_mistake(wrong: dict[str, Any]) -> None:
-    """Else it were a time-out of the site, which is left alone for it."""
+    """Otherwise the site would be blamed for a timeout, and left alone."""
     for handler in load("musterd.workers.browser:BrowserWorker").handlers:
         with pytest.raises(msgspec.ValidationError):
             handler.decode(msgspec.msgpack.encode({"url": "http://shop.example/"} | wrong))
 
 
-def test_time_outs_are_left_to_the_configuration() -> None:
-    """One that a task declares counts more than those of targets, classes and pools."""
+def test_timeouts_are_left_to_the_configuration() -> None:
+    """A timeout that a task declares overrides those of targets, classes and pools."""
     for worker in ("parser:ParserWorker", "browser:BrowserWorker"):
         for handler in load(f"musterd.workers.{worker}").handlers:
             assert handler.options.timeout_ns == 0, handler.method
@@ -375,7 +375,7 @@ def test_nobody_listening_is_unreachable_and_credentials_are_not_told() -> None:
 
 
 def told_of(error: BaseException) -> str:
-    """What is kept of an error: its text and its traceback, with everything that led to it."""
+    """Return the text and the traceback of an error, causes included."""
     return "".join(traceback.format_exception(error))
 
 
@@ -392,7 +392,7 @@ def test_an_http_error_does_not_tell_the_keys_of_an_address(status: int) -> None
 def test_no_error_on_the_way_tells_the_keys_of_an_address(address: str) -> None:
     async def scenario() -> None:
         async with serving(answering(text="")) as url:
-            pass  # nobody listens any more
+            pass  # nobody listens on its port any more
         async with opened() as worker:
             with pytest.raises((http.SiteUnreachable, http.BadRequest)) as caught:
                 await worker.fetch(context(), address.format(url=url) + f"?token={HUSH}")
@@ -401,7 +401,7 @@ def test_no_error_on_the_way_tells_the_keys_of_an_address(address: str) -> None:
     asyncio.run(scenario())
 
 
-def test_a_time_out_does_not_tell_the_keys_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_timeout_does_not_tell_the_keys_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "READ_SECONDS", 0.3)
     with pytest.raises(http.SiteTimeout) as caught:
         asyncio.run(fetch_from(_stalling, path=f"/?key={HUSH}"))

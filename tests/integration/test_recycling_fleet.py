@@ -1,4 +1,4 @@
-"""Worn workers are replaced under load, on real processes: nobody waits, nothing runs twice."""
+"""Worn workers are replaced under load, with real processes: no task waits, none runs twice."""
 
 import os
 import threading
@@ -43,7 +43,7 @@ class Worn(Worker):
 
 @pytest.fixture
 def worn(muster: Musters) -> Callable[..., Any]:
-    """worn(size=2, max_tasks=3, ...) -> a daemon with the pool `worn`."""
+    """Make a daemon with the pool `worn`: worn(size=2, max_tasks=3, ...)."""
 
     def make(
         size: int = 1,
@@ -62,7 +62,7 @@ def worn(muster: Musters) -> Callable[..., Any]:
 
 
 class Sights:
-    """What was seen of the pool all the while."""
+    """Observations of the pool while it works."""
 
     def __init__(self) -> None:
         self.running: Counter[int] = Counter()
@@ -168,7 +168,7 @@ def test_a_worker_that_takes_too_much_memory_is_replaced(worn, waiting, child):
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="control groups are root's to make")
 def test_where_two_do_not_fit_into_memory_the_old_worker_goes_first(worn, waiting, memory_group):
-    # Daemon, fork server and a worker of 300 MB are below 55 % of it, and above with a second one.
+    # Daemon, fork server and one worker of 300 MB are below 55 % of it; with a second one, above.
     group = memory_group(1000 * 1024 * 1024)
     settings = {"memory__enabled": True, "memory__warning": "55%", "memory__critical": "95%"}
     daemon = worn(size=1, settings=settings, group=group, max_memory="200M")

@@ -1,4 +1,4 @@
-"""Reload on real processes: only what changed is touched, and no task is lost."""
+"""Reload with real processes: only changed pools are touched, and no task is lost."""
 
 import os
 import py_compile
@@ -19,7 +19,7 @@ RENAMED = "jobs2"
 
 
 class Configured:
-    """A daemon whose configuration can be written anew."""
+    """A daemon whose configuration can be rewritten."""
 
     def __init__(self, daemon: Muster) -> None:
         self.daemon = daemon
@@ -34,7 +34,7 @@ class Configured:
 
 @pytest.fixture
 def fleet(jobs) -> Any:
-    """fleet(...) -> a daemon with the pools `jobs` (2 workers) and `other` (1), to be changed."""
+    """Make a daemon with the pools `jobs` (2 workers) and `other` (1): fleet(...)."""
 
     def make(**settings: Any) -> Configured:
         other = {"other": {"worker": "jobs:Jobs", "size": 1}}
@@ -158,7 +158,7 @@ def test_reread_shows_what_is_different_and_changes_nothing(fleet):
     done = daemon.ctl("reload")
     assert done.returncode == 0, done.stderr
     assert "restart the daemon to apply supervisor.containment" in done.stderr
-    # What needs a restart is still different.
+    # Settings that need a restart still differ.
     assert daemon.ctl("reread").stdout.splitlines() == [
         'supervisor.containment: "auto" -> "reaper"  (needs a restart)'
     ]
@@ -179,13 +179,13 @@ def test_pools_come_and_go_and_their_tasks_wait_in_the_store(fleet):
     assert done.returncode == 0, done.stderr
     assert "pool third: added" in done.stdout
     assert "pool other: removed, 21 tasks stay in the store" in done.stdout
-    assert running.result(30) == 0  # what ran was not dropped
+    assert running.result(30) == 0  # the running task was not dropped
     assert sorted(pool.name for pool in daemon.status().pools) == ["jobs", "third"]
     assert client.submit("third.echo", {"value": 3}).result(30) == 3
     with pytest.raises(UnknownTask, match="no pool 'other'"):
         client.submit("other.echo", {"value": 1}).result(30)
     assert daemon.ctl("tasks", "--pool", "third").returncode == 0
-    # Back again, over a restart of the daemon in between: they run, and those who wait are told.
+    # The pool is back after a restart of the daemon: its tasks run, and waiting clients hear.
     made.config["pools"]["other"] = other
     made.write()
     assert daemon.ctl("reload").returncode == 0
@@ -237,7 +237,7 @@ def test_what_needs_no_worker_changes_in_place(fleet):
 
 
 def test_a_new_class_that_cannot_be_imported_leaves_the_old_workers(fleet, monkeypatch):
-    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # as users have it
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)  # as users run it
     made = fleet(size=2)
     daemon = made.daemon
     before = made.pids("jobs")
@@ -252,10 +252,10 @@ def test_a_new_class_that_cannot_be_imported_leaves_the_old_workers(fleet, monke
     assert "nowhere_at_all" in done.stderr
     assert "pool jobs: rolls: failed" in done.stdout
     assert made.pids("jobs") == before
-    assert len(made.pids("other")) == 2  # the rest is done all the same
+    assert len(made.pids("other")) == 2  # the rest is applied anyway
     assert "nowhere_at_all" in daemon.pool("jobs").reason
-    # Once the module is mended, the same configuration is tried again. The compiled module still
-    # looks up to date: the size of the source is the same, and so is its time.
+    # Once the module is corrected, the same configuration is tried again. The compiled module still
+    # looks up to date, because the source has the same size and time.
     py_compile.compile(str(module))
     was = module.stat()
     module.write_text("from jobs import Jobs\n")
@@ -314,7 +314,7 @@ def test_kills_in_the_middle_of_a_roll_lose_nothing(fleet, waiting):
     killed = threading.Event()
 
     def kill_some() -> None:
-        """Both fork servers, as soon as there are two, and a worker or two."""
+        """Kill both fork servers, as soon as there are two, and a worker or two."""
         waiting("two fork servers", lambda: len(fork_servers_of(daemon, "jobs")) > 1)
         for process in fork_servers_of(daemon, "jobs"):
             process.kill()

@@ -1,8 +1,8 @@
-"""What a client says right behind a repeated submit meets the task that the submit brings.
+"""Messages that a client sends right after a repeated submit find the task of that submit.
 
-After a restart of the daemon a client sends again what was not acknowledged, and behind it what
-else it wanted of those tasks. A repeated submit is first looked up in the store; the rest must not
-overtake it.
+After a restart of the daemon, a client sends unacknowledged tasks again, and then its other
+messages about those tasks. The daemon first looks a repeated submit up in the store; the messages
+behind it must not overtake it.
 """
 
 import time
@@ -37,7 +37,7 @@ WAIT_SECONDS = 20.0
 
 
 def test_a_copy_that_was_under_way_when_its_client_came_again_is_not_run(jobs, waiting) -> None:
-    """A relay may hold back what a client has sent on a connection that it has given up."""
+    """A relay may hold back bytes that a client sent on an abandoned connection."""
     daemon = jobs(size=1)
     context = zmq.Context()
     try:
@@ -65,7 +65,7 @@ def dealer_of(context: Any, daemon: Muster) -> Any:
 
 
 def talk(dealer: Any, message: ClientMessage, kind: type[Any]) -> Any:
-    """The first answer of that kind."""
+    """Send the message; return the first answer of that kind."""
     dealer.send(encode(message))
     while dealer.poll(WAIT_SECONDS * 1000):
         answer = decode_server(dealer.recv())
@@ -76,7 +76,7 @@ def talk(dealer: Any, message: ClientMessage, kind: type[Any]) -> Any:
 
 @pytest.fixture
 def ask(jobs) -> Iterator[Callable[[int, ClientMessage], Iterator[ServerMessage]]]:
-    """ask(delay_ns, message) -> what comes back when the message follows a repeated submit."""
+    """Send a message right after a repeated submit; yield the answers: ask(delay_ns, message)."""
     daemon = jobs(size=1)
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)

@@ -1,4 +1,4 @@
-"""Breakers, limits, classes and retries on a real daemon, as people configure and see them."""
+"""Breakers, limits, classes and retries of a real daemon, as operators configure and see them."""
 
 import contextlib
 import json
@@ -56,7 +56,7 @@ QUICK = {"breaker__open": "60s", "retry__max_retries": 0}
 
 
 class Sites:
-    """A daemon with the worker above, and what a person sees of it."""
+    """A daemon with the worker above, and what an operator sees of it."""
 
     def __init__(self, daemon: Muster, waiting: Waiting) -> None:
         self.daemon = daemon
@@ -78,7 +78,7 @@ class Sites:
                 self.get(site).result(timeout=30)
 
     def runs(self, site: str) -> list[tuple[float, float]]:
-        """When each run began and ended."""
+        """Return when each run began and ended."""
         log = Path(self.daemon.folder, f"{site}.log")
         lines = log.read_text().splitlines() if log.exists() else []
         return sorted((float(begun), float(ended)) for begun, ended in map(str.split, lines))
@@ -106,7 +106,7 @@ class Sites:
 
 @pytest.fixture
 def sites(muster: Musters, waiting: Waiting) -> Callable[..., Sites]:
-    """sites(size=2, targets={...}, classes={...}, breaker__open="1s") -> Sites"""
+    """Make a daemon with sites: sites(size=2, targets={...}, classes={...}, breaker__open="1s")."""
 
     def make(
         size: int = 2,
@@ -132,7 +132,7 @@ def sites(muster: Musters, waiting: Waiting) -> Callable[..., Sites]:
 
 @contextlib.contextmanager
 def sample_site() -> Iterator[str]:
-    """The address of a site on loopback, as host and port."""
+    """Yield the address of a site on loopback, as host and port."""
     with subprocess.Popen(
         [sys.executable, "-m", "musterd.supervisor.demo.sample_site", "--until-stdin-closes"],
         stdin=subprocess.PIPE,
@@ -389,7 +389,7 @@ def test_exceptions_of_async_tasks_count_likewise(
 
 
 def overlap(runs: list[tuple[float, float]]) -> int:
-    """How many ran at once at most."""
+    """Return the largest number of runs at the same time."""
     marks = sorted([(begun, 1) for begun, _ in runs] + [(ended, -1) for _, ended in runs])
     now = most = 0
     for _, change in marks:
@@ -432,7 +432,7 @@ def test_tasks_of_a_target_begin_no_more_often_than_its_rate(sites: "Callable[..
 # -- classes ----------------------------------------------------------------------------------
 
 
-def test_time_outs_by_target_and_by_class(sites: "Callable[..., Sites]") -> None:
+def test_timeouts_by_target_and_by_class(sites: "Callable[..., Sites]") -> None:
     s = sites(
         classes={"quick": {"timeout": "200ms"}},
         targets={"slow.example": {"timeout": "300ms"}, "classed.example": {"class": "quick"}},
@@ -474,7 +474,7 @@ def test_the_strategy_of_the_configuration_makes_the_pauses(
         1,
         retry__strategy=strategy,
         retry__base="100ms",
-        retry__factor=100,  # exponential pauses would be 0.1, 10 and 60 s
+        retry__factor=100,  # exponential delays would be 0.1, 10 and 60 s
         retry__jitter=0,
         breaker__enabled=False,
     )

@@ -1,4 +1,4 @@
-"""Workers that end unasked: why, how often, and that it is nobody else's trouble."""
+"""Workers that end unexpectedly: the reason, the limit, and that other pools are not disturbed."""
 
 import os
 import signal
@@ -48,7 +48,7 @@ class Ends(Worker):
 
 @pytest.fixture
 def ends(muster: Musters) -> Callable[..., Any]:
-    """ends(NAME={...}, ...) -> a daemon of pools of the class above, not started."""
+    """Make a daemon, not started, with pools of the class above: ends(NAME={...}, ...)."""
 
     def make(**pools: dict[str, Any]) -> Any:
         made = muster(
@@ -117,7 +117,7 @@ def test_after_failures_in_a_row_the_pause_is_long(ends, waiting):
     daemon.start(wait=False)
     waiting("it waits", lambda: daemon.log().count("cause=boot") == 3)
     waiting("its state is shown", lambda: _reached(daemon, "pool", "BACKOFF"))
-    time.sleep(0.5)  # a fourth try would have come after 2 ms
+    time.sleep(0.5)  # a fourth attempt would have come after 2 ms
     assert daemon.worker("pool/0").lost == {"boot": 3}
 
 

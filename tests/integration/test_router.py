@@ -1,4 +1,4 @@
-"""Our ROUTER against our DEALER and libzmq's, and against peers that are gone, mad or mute."""
+"""Our ROUTER with our DEALER, with libzmq's, and with peers that are gone, malformed or silent."""
 
 import contextlib
 import errno
@@ -23,6 +23,7 @@ from musterd.ipc.wire.zmtp import HANDSHAKE, Connection, Message, Wire
 from musterd.supervisor.core.model import events
 from musterd.supervisor.sockets.listen import listen
 from musterd.supervisor.sockets.workers import WorkerPort
+from support.waiting import wait_for
 
 PATIENCE_SECONDS = 30.0
 MIB = 1024 * 1024
@@ -33,7 +34,7 @@ PING = b"\x04\x0a\x04PING\0\x0actx"
 
 
 class Stage:
-    """A router, what it complained of, and everything it has heard."""
+    """A router, its complaints, and every message it has received."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -46,13 +47,16 @@ class Stage:
             self.heard += self.router.receive()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + PATIENCE_SECONDS
-        while not condition():
-            assert time.monotonic() < end, f"never came true: {what}"
-            self.turn()
+        def met() -> object:
+            value = condition()
+            if not value:
+                self.turn()
+            return value
+
+        wait_for(what, met)
 
     def meet(self, connection: Connection) -> int:
-        """Its number, once both have shaken hands."""
+        """Shake hands; return the number of the connection."""
 
         def ready() -> bool:
             connection.receive()
@@ -107,7 +111,7 @@ def test_messages_of_all_sizes_go_both_ways_to_libzmq(stage, dealer):
     got: list[bytes] = []
     stage.until(lambda: got if len(got) == len(messages) else _drain(dealer, got), "all back")
     assert got == messages
-    end = time.monotonic() + 1.0  # its PINGs are answered, or it would have hung up
+    end = time.monotonic() + 1.0  # its PINGs are answered, or it would have disconnected
     while time.monotonic() < end:
         stage.turn()
     dealer.send(b"still here")
@@ -211,7 +215,7 @@ def test_the_answer_to_a_ping_that_finds_no_room_leaves_later(stage):
     connection.close()
     stage.turn()
     number, connection = stage.connect()
-    for _ in range(room - 1):  # so much fits, and no more
+    for _ in range(room - 1):  # exactly that many fit
         assert stage.router.send(number, bytes(4000))
     assert not stage.router._wires[number].unsent
     os.write(connection.fileno(), PING)
@@ -279,7 +283,7 @@ def test_many_peers_take_turns(stage):
 
 
 class Stubborn:
-    """An epoll that takes nobody for now."""
+    """An epoll that accepts no registration for now."""
 
     def __init__(self, epoll: select.epoll) -> None:
         self._epoll = epoll
@@ -335,7 +339,7 @@ def test_garbage_is_put_out_and_disturbs_nobody(stage, garbage, why):
         mad.sendall(garbage)
         stage.until(lambda: stage.complaints, "the complaint")
         mad.settimeout(PATIENCE_SECONDS)
-        with contextlib.suppress(ConnectionResetError):  # what it sent was not all read
+        with contextlib.suppress(ConnectionResetError):  # some of its bytes were not read
             while mad.recv(1000):
                 pass
     assert why in stage.complaints[0][1]
@@ -400,7 +404,7 @@ def test_without_descriptors_those_who_come_wait_and_the_loop_rests(stage):
     connection.close()
 
 
-# -- the port of the workers ------------------------------------------------------------------
+# -- WorkerPort ---------------------------------------------------------------------------------
 
 
 class Port:
@@ -472,7 +476,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("handshake", [b"", HANDSHAKE], ids=["silent", "ready"])
 def test_the_process_with_most_connections_makes_room(path: str, handshake: bytes) -> None:
-    """Whoever opens connections without end puts out its own."""
+    """A process that opens connections without end loses its own."""
     room = 8
     stage = Stage(path)
     stage.router.close()

@@ -1,4 +1,4 @@
-"""The worker runtime in a real process, with the test in the supervisor's place."""
+"""The worker runtime in a real process; the test plays the supervisor."""
 
 import os
 import random
@@ -330,11 +330,11 @@ def test_the_board_tells_which_lease_killed_the_worker(fleet: Fleet) -> None:
     assert fleet.board.read().lease == fatal.lease
 
 
-# -- time-outs --------------------------------------------------------------------------------
+# -- timeouts ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", ["sleep", "spin", "read"])
-def test_a_handler_is_interrupted_at_its_time_out(fleet: Fleet, method: str) -> None:
+def test_a_handler_is_interrupted_at_its_timeout(fleet: Fleet, method: str) -> None:
     fleet.start()
     completion = fleet.run(method, timeout_ns=SECOND // 10)
     failure = completion.failure
@@ -345,7 +345,7 @@ def test_a_handler_is_interrupted_at_its_time_out(fleet: Fleet, method: str) -> 
     assert completion.run_ns >= SECOND // 10
 
 
-def test_an_async_handler_is_cancelled_at_its_time_out(fleet: Fleet, tmp_path: Path) -> None:
+def test_an_async_handler_is_cancelled_at_its_timeout(fleet: Fleet, tmp_path: Path) -> None:
     fleet.start("sample_workers:Async", closed=str(tmp_path / "closed"))
     failure = fleet.failure("sleep", timeout_ns=SECOND // 10)
     assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.authoring.base.TaskTimeout")
@@ -354,8 +354,8 @@ def test_an_async_handler_is_cancelled_at_its_time_out(fleet: Fleet, tmp_path: P
     assert (own.kind, own.type, own.message) == (ERROR, "TimeoutError", "of my own")
 
 
-def test_a_time_out_never_strikes_the_next_task(fleet: Fleet) -> None:
-    """Many tasks of about the length of their time-out: each one ends by itself or by it."""
+def test_a_timeout_never_strikes_the_next_task(fleet: Fleet) -> None:
+    """Many tasks take about as long as their timeout; each ends by itself or by the timeout."""
     fleet.start()
     limit_ns = SECOND // 500
     leases = [
@@ -375,7 +375,7 @@ def test_a_time_out_never_strikes_the_next_task(fleet: Fleet) -> None:
 
 
 def test_the_timer_repeats_until_it_is_seen_and_then_rests(fleet: Fleet) -> None:
-    """A signal right before a system call does not interrupt that: the time-out was once lost."""
+    """A signal right before a system call does not interrupt the call, which once lost timeouts."""
     fleet.start()
     first, again = fleet.value("timer", timeout_ns=3600 * SECOND)
     assert 0 < first <= 3600
@@ -384,7 +384,7 @@ def test_the_timer_repeats_until_it_is_seen_and_then_rests(fleet: Fleet) -> None
     assert fleet.value("timer", {"seconds": 0.1}) == [0, 0]
 
 
-def test_a_short_time_out_after_a_long_one_is_kept(fleet: Fleet) -> None:
+def test_a_short_timeout_after_a_long_one_is_kept(fleet: Fleet) -> None:
     fleet.start()
     assert fleet.value("greet", {"name": "long"}, timeout_ns=3600 * SECOND)
     assert fleet.failure("sleep", timeout_ns=SECOND // 10).kind == TIMEOUT
@@ -409,7 +409,7 @@ print("unharmed")
 """
 
 
-def test_a_time_out_never_strikes_the_code_of_the_runtime(fleet: Fleet) -> None:
+def test_a_timeout_never_strikes_the_code_of_the_runtime(fleet: Fleet) -> None:
     done = subprocess.run(
         [sys.executable, "-c", OWN_CODE, fleet.path],
         capture_output=True,
@@ -572,7 +572,7 @@ def test_malformed_messages_are_dropped_and_logged_once(fleet: Fleet) -> None:
     assert fleet.errors.read_text().count("malformed message") == 1
 
 
-# -- the end ----------------------------------------------------------------------------------
+# -- shutdown ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["message", "signal"])

@@ -1,5 +1,5 @@
-"""What a handler asks for while its worker is struck by messages and signals. The test is the
-supervisor, and answers when it pleases."""
+"""Requests of a handler while messages and signals strike its worker. The test plays the supervisor
+and decides when to answer."""
 
 import os
 import random
@@ -238,7 +238,7 @@ def test_a_cancellation_ends_the_wait(any_worker: Supervisor) -> None:
     assert any_worker.value() == 5
 
 
-def test_a_time_out_ends_the_wait_and_a_late_answer_is_not_taken_for_another(
+def test_a_timeout_ends_the_wait_and_a_late_answer_is_not_taken_for_another(
     sync_worker: Supervisor,
 ) -> None:
     began = time.monotonic()
@@ -289,7 +289,7 @@ def test_a_second_term_interrupts_the_wait(sync_worker: Supervisor) -> None:
     sync_worker.receive(LoadState)
     sync_worker.process.send_signal(signal.SIGTERM)
     sync_worker.assign("echo", value=1)
-    sync_worker.receive(Returned)  # the first was heard: two that come at once are one
+    sync_worker.receive(Returned)  # the first SIGTERM arrived: two at once would count as one
     sync_worker.process.send_signal(signal.SIGTERM)
     assert sync_worker.kind() == CANCEL
     assert sync_worker.process.wait(20) == 0

@@ -1,4 +1,4 @@
-"""Schedules on a real daemon: over kill -9, by hand, and what they tell."""
+"""Schedules of a real daemon: across kill -9, run by hand, and their messages."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def test_every_instant_is_run_or_counted_over_kill_9(jobs, waiting, short_folder
         return len(ran.read_text().splitlines())
 
     def settled() -> tuple[int, int]:
-        """The last instant that was served, and how many there were so far."""
+        """Return the last instant that was served, and how many there were so far."""
         status = schedules(daemon)["quick"]
         return round(status["next_at"] * 1e9) - EVERY_NS, status["runs"] + status["skipped"]
 
@@ -73,7 +73,7 @@ def test_every_instant_is_run_or_counted_over_kill_9(jobs, waiting, short_folder
     waiting("all have ended", lambda: schedules(daemon)["quick"]["last_state"] == "succeeded")
     status = schedules(daemon)["quick"]
     times = Counter(line.split()[0] for line in ran.read_text().splitlines())
-    # A run that was cut short is run again; apart from those three, each ran once.
+    # A run that was cut short runs again; apart from those three, each ran once.
     assert sum(times.values()) - len(times) <= 3, times
     instants = sorted(map(instant_of, times))
     assert all((instant - instants[0]) % EVERY_NS == 0 for instant in instants)
@@ -126,7 +126,7 @@ def test_a_changed_result_is_an_event_also_after_kill_9(muster, waiting, short_f
 
 
 def _told(daemon: Muster) -> bool:
-    """The daemon notes with the next reading of its clock that the event has gone out."""
+    """Tell whether the daemon has noted in its store that the event was sent."""
     import sqlite3
 
     [store] = daemon.state.glob("*.db")

@@ -1,4 +1,4 @@
-"""Who may submit gets at the secrets of the pool, and at nothing else that the daemon has."""
+"""A submitter can reach the secrets of the pool, and nothing else that the daemon has."""
 
 import http.server
 import os
@@ -33,7 +33,7 @@ class Shop(Worker):
 
 
 class Listener:
-    """A server of the submitter's own, and the headers that it was given."""
+    """A server of the submitter, and the headers that it received."""
 
     def __init__(self) -> None:
         heard: list[str] = []
@@ -69,7 +69,7 @@ def listener() -> Iterator[Listener]:
 
 @pytest.fixture
 def daemon(muster: Musters) -> Any:
-    """One with a web token, an alert and a variable of its own, and two pools."""
+    """Make a daemon with a web token, an alert, a variable of its own, and two pools."""
     made = muster({}, start=False)
     (made.folder / "shop.py").write_text(SHOP)
     credentials, secrets = made.folder / "credentials", made.folder / "secrets"

@@ -1,4 +1,4 @@
-"""No secret is found anywhere a daemon writes or says something, and replayed tasks still run."""
+"""No secret appears in anything a daemon writes or says, and replayed tasks still run."""
 
 import base64
 import hashlib
@@ -89,7 +89,7 @@ class Login(Worker):
 
 @pytest.fixture
 def login(muster: Musters) -> Muster:
-    """A daemon whose workers know the secrets SHOP_PASSWORD (environment) and FILED (a file)."""
+    """Make a daemon whose workers know SHOP_PASSWORD (environment) and FILED (a file)."""
     daemon = muster({}, start=False)
     secrets = daemon.folder / "secrets"
     secrets.mkdir()
@@ -104,7 +104,7 @@ def login(muster: Musters) -> Muster:
 
 
 def find_everywhere(daemon: Muster, text: str) -> list[str]:
-    """The files of the daemon that have this text in them."""
+    """Return the files of the daemon that contain this text."""
     found = []
     for path in [daemon.log_path, *Path(daemon.state).rglob("*"), *Path(daemon.runtime).rglob("*")]:
         if path.is_file() and text.encode() in path.read_bytes():
@@ -214,7 +214,7 @@ def test_a_literal_never_gets_in(login: Muster) -> None:
 
 
 def test_data_that_only_looks_like_a_reference_is_data(login: Muster) -> None:
-    """What a program passes on from strangers must not read the worker's environment."""
+    """Data that a program passes on from strangers must not read the worker's environment."""
     client = login.client()
     error = error_of(client.submit("login.check", {"password": None, "user": {"$secret": "HOME"}}))
     assert error.kind == "invalid"

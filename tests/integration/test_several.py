@@ -1,4 +1,4 @@
-"""`concurrency`: several async tasks at once in one real worker, none of which disturbs another."""
+"""`concurrency`: several async tasks run at once in one real worker; none disturbs another."""
 
 import subprocess
 import sys
@@ -236,7 +236,7 @@ def test_a_stop_lets_them_finish(pool, waiting, tmp_path):
 
 def test_a_worker_with_tasks_that_block_is_refused(pool, waiting):
     daemon = pool("Mixed", wait=False, concurrency=2)
-    waiting("it listens", Path(daemon.control_socket).exists)
+    waiting("it answers", daemon.answers)
     waiting("the pool is given up", lambda: daemon.worker("wide/0").state == "FATAL")
     reason = daemon.worker("wide/0").reason
     assert "concurrency = 2" in reason
@@ -245,7 +245,7 @@ def test_a_worker_with_tasks_that_block_is_refused(pool, waiting):
 
 def test_check_config_finds_tasks_that_block(pool, waiting):
     daemon = pool("Mixed", wait=False, concurrency=2)
-    waiting("it listens", Path(daemon.control_socket).exists)
+    waiting("it answers", daemon.answers)
     done = subprocess.run(
         [sys.executable, "-m", "musterd.supervisor", "check-config", "-c", daemon.config_path],
         cwd=daemon.folder,

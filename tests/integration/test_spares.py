@@ -34,7 +34,7 @@ E = TypeVar("E", bound=Event)
 
 
 class Bench:
-    """A spawner with one fork server, and all that it has told."""
+    """A spawner with one fork server, and all its events."""
 
     def __init__(self, root: Path, containment: str) -> None:
         self.root = root
@@ -53,13 +53,16 @@ class Bench:
         self.wait_for(ForkServerReady)
 
     def until(self, condition: Callable[[], Any], what: str) -> Any:
-        """As the daemon does: whenever something is readable, or due."""
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while not (value := condition()):
-            assert time.monotonic() < deadline, f"{what}: {self.told}"
-            select.select([self.spawner], [], [], 0.005)
-            self.told += self.spawner.events()
-        return value
+        """Handle events until the condition holds, as the daemon does."""
+
+        def met() -> Any:
+            value = condition()
+            if not value:
+                select.select([self.spawner], [], [], 0.005)
+                self.told += self.spawner.events()
+            return value
+
+        return wait_for(what, met)
 
     def wait_for(self, kind: type[E], **fields: Any) -> E:
         def find() -> E | None:
@@ -75,12 +78,12 @@ class Bench:
         return found
 
     def spawn(self, worker: int, index: int = 0) -> int:
-        """The pid of this worker."""
+        """Spawn a worker; return its pid."""
         self.spawner.spawn(worker, "parser", index)
         return self.wait_for(WorkerForked, worker=worker).pid
 
     def keep(self) -> int:
-        """The pid of the spare, which waits to be called."""
+        """Keep a spare; return its pid once it waits to be called."""
         self.spawner.keep_spares(KEPT)
         fork_server = self.spawner._fork_servers["parser", ""]
 
@@ -91,7 +94,7 @@ class Bench:
         return int(self.until(parked, "no spare"))
 
     def ask_for_a_spare(self) -> tuple[ForkServerProcess, int]:
-        """Its fork server, which is stopped before it can make it, and its birth."""
+        """Ask for a spare, with the fork server stopped before it can fork; return both."""
         os.kill(self.fork_server, signal.SIGSTOP)
         self.spawner.keep_spares(KEPT)
         fork_server = self.spawner._fork_servers["parser", ""]
@@ -104,7 +107,7 @@ class Bench:
 
 
 def titled(word: str) -> list[int]:
-    """Processes below this one, by the second word of their title, if they wait for something."""
+    """Return the sleeping processes below this one whose title has this second word."""
     found = []
     below, children = [os.getpid()], family()
     while below:
@@ -121,12 +124,12 @@ def titled(word: str) -> list[int]:
 
 
 def gone(pid: int) -> bool:
-    """Not even a zombie."""
+    """Tell whether the process is gone; a zombie is not."""
     return not Path(f"/proc/{pid}").exists()
 
 
 def wait_until_dead(pid: int) -> None:
-    """While the spawner hears nothing."""
+    """Wait until the process is dead, while the spawner handles no events."""
     wait_for("it is dead", lambda: not is_alive(pid))
 
 
@@ -136,9 +139,9 @@ def descriptors() -> int:
 
 @pytest.fixture
 def bench(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bench]:
-    """Sees to it that nothing is left."""
+    """Make a bench; afterwards nothing may be left."""
     before = descriptors()
-    others = set(family().get(os.getpid(), []))  # what the suite itself has started
+    others = set(family().get(os.getpid(), []))  # processes that the suite itself started
     bench = Bench(tmp_path / "temp", getattr(request, "param", "auto"))
     yield bench
     bench.spawner.close()
@@ -214,7 +217,7 @@ def test_a_spare_that_was_killed_is_not_called(bench: Bench) -> None:
     spare = bench.keep()
     os.kill(spare, signal.SIGKILL)
     wait_until_dead(spare)
-    assert bench.spawn(1) != spare  # its end was not heard yet
+    assert bench.spawn(1) != spare  # its end was not noticed yet
     bench.until(lambda: gone(spare), "the spare is a zombie")
     assert bench.told == [], "its end is nobody's business"
 
@@ -271,7 +274,7 @@ def test_all_ends_while_a_spare_is_being_made(bench: Bench) -> None:
     fork_server, _ = bench.ask_for_a_spare()
     bench.spawner.close()
     assert fork_server.spare is None
-    bench.open()  # and closed by the fixture, which looks for what is left
+    bench.open()  # closed by the fixture, which looks for leftovers
 
 
 def test_a_spare_that_could_not_be_forked_is_not_called(bench: Bench) -> None:
@@ -296,7 +299,7 @@ def test_a_spare_without_a_place_for_its_files_is_no_worker(bench: Bench) -> Non
     bench.start()
     spare = bench.keep()
     bench.root.rmdir()
-    bench.root.touch()  # a directory that was removed would be made anew
+    bench.root.touch()  # a directory that is gone would be made anew
     bench.spawner.spawn(1, "parser", 0)
     assert "cannot be prepared" in bench.wait_for(SpawnFailed, worker=1).reason
     bench.root.unlink()

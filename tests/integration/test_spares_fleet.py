@@ -1,4 +1,4 @@
-"""A whole daemon with spares: who has one, and that none is left."""
+"""A whole daemon with spares: which pools keep one, and that none is left behind."""
 
 import os
 import signal
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 
 from musterd.supervisor.system.linux import descendants, family, is_alive
 from support.daemon import Jobs, Muster, Musters
@@ -39,12 +40,29 @@ def test_a_worker_that_is_killed_is_replaced_by_the_spare(jobs: Jobs, waiting: W
         assert client.submit("jobs.echo", {"value": 1}).result(30) == 1
         assert daemon.worker("jobs/0").pid == spare
         (other,) = waiting("another spare", lambda: spares(daemon))
-        # The second restart in a row has its pause, and then finds that one.
+        # The second restart in a row has a delay, and then finds that spare.
         os.kill(spare, signal.SIGKILL)
         assert client.submit("jobs.echo", {"value": 2}).result(30) == 2
         assert daemon.worker("jobs/0").pid == other
     assert daemon.worker("jobs/0").restarts == 2
     assert daemon.pool("jobs").orphans == 0
+
+
+def test_a_spare_that_is_killed_is_no_crash_of_any_worker(jobs: Jobs, waiting: Waiting) -> None:
+    daemon = jobs(size=2)
+    workers = [daemon.worker(f"jobs/{index}").pid for index in range(2)]
+    (spare,) = waiting("a spare", lambda: spares(daemon))
+    init = Path(f"/proc/{psutil.Process(spare).ppid()}")
+    os.kill(spare, signal.SIGKILL)
+    waiting("the supervisor has seen its end", lambda: not init.exists())
+    pool = daemon.pool("jobs")
+    assert (pool.lost, pool.restarts, pool.running) == ({}, 0, 2)
+    assert [daemon.worker(f"jobs/{index}").pid for index in range(2)] == workers
+    os.kill(workers[0], signal.SIGKILL)
+    waiting("it is replaced", lambda: daemon.worker("jobs/0").pid not in (0, workers[0]))
+    waiting("all are up", lambda: daemon.pool("jobs").running == 2)
+    pool = daemon.pool("jobs")
+    assert (sum(pool.lost.values()), pool.restarts) == (1, 1), "a worker that is killed is one"
 
 
 NO_HOUSEKEEPING = """
@@ -56,7 +74,7 @@ if "musterd.supervisor" in sys.orig_argv:
 
 
 def test_there_is_a_spare_before_the_house_is_kept(muster: Musters, waiting: Waiting) -> None:
-    """A worker that dies in the first second finds one too."""
+    """A worker that dies in the first second finds a spare, too."""
     daemon = muster({"jobs": {"worker": "talk", "size": 1}}, start=False)
     Path(daemon.folder, "talk.py").write_text(
         "from musterd import task\n@task\ndef say(ctx): ...\n"

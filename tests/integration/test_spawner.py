@@ -1,4 +1,4 @@
-"""Real processes: fork servers, inits, workers, and what is left of them."""
+"""Real processes: fork servers, inits, workers, and their remains."""
 
 import errno
 import json
@@ -38,13 +38,13 @@ from support.waiting import wait_for
 
 HERE = Path(__file__).parent
 DEADLINE_SECONDS = 20.0
-TREE_SIZE = 6  # processes of a tree of spawner_workers.py, the worker included
+TREE_SIZE = 6  # processes in a tree of spawner_workers.py, the worker included
 MODES = ["pidns", pytest.param("cgroup", marks=pytest.mark.cgroups), "reaper"]
 E = TypeVar("E", bound=Event)
 
 
 class Harness:
-    """A spawner whose events are waited for, in order."""
+    """A spawner whose events tests wait for, in order."""
 
     def __init__(self, spawner: Spawner) -> None:
         self.spawner = spawner
@@ -52,7 +52,7 @@ class Harness:
         self._workers = 0
 
     def wait_for(self, kind: type[E], **fields: Any) -> E:
-        """The first event of that kind; those before it stay for later calls."""
+        """Return the first event of that kind; earlier events stay for later calls."""
         deadline = time.monotonic() + DEADLINE_SECONDS
         while True:
             for event in self._events:
@@ -72,7 +72,7 @@ class Harness:
         return self.wait_for(ForkServerReady, pool=pool)
 
     def spawn(self, pool: str = "parser", index: int = 0) -> int:
-        """The number of a new worker, whose pid is known."""
+        """Spawn a worker; return its number once its pid is known."""
         worker = self.ask(pool, index)
         self.wait_for(WorkerForked, worker=worker)
         return worker
@@ -88,9 +88,9 @@ Open = Callable[..., Harness]
 
 @pytest.fixture
 def spawners(tmp_path: Path) -> Iterator[Open]:
-    """Opens spawners, and sees to it that they leave nothing behind."""
+    """Open spawners; afterwards they may leave nothing behind."""
     descriptors = _descriptors()
-    before = set(family().get(os.getpid(), []))  # what the suite itself has started
+    before = set(family().get(os.getpid(), []))  # processes that the suite itself started
     opened: list[Spawner] = []
 
     def open_spawner(containment: str = "auto") -> Harness:
@@ -164,8 +164,8 @@ def test_worker_starts_as_an_ordinary_process(
     assert seen["blocked"] == []
     assert seen["temp_dir"] == seen["TMPDIR"] == str(tmp_path / f"temp0/parser-4-{worker}")
     assert Path(seen["temp_dir"]).stat().st_mode & 0o777 == 0o700
-    # Neither the fork server's channel nor a pipe nor a pidfd: the board, and its mapping's
-    # duplicate.
+    # No channel of the fork server, no pipe and no pidfd: only the scoreboard and the duplicate of
+    # its mapping.
     inherited = [fd for fd in seen["fds"] if fd.startswith(("socket", "anon_inode", "/memfd"))]
     assert set(inherited) == {"/memfd"}
 
@@ -391,7 +391,7 @@ def test_failed_import_is_reported_with_its_place(
     harness.spawner.start_fork_server("parser", "import:unloadable", env={"PYTHONPATH": path})
     failed = harness.wait_for(ForkServerFailed)
     assert failed.reason == f"cannot load 'import:unloadable': {reason.format(module)}"
-    # A second try is possible at once.
+    # A second attempt is possible at once.
     module.write_text("")
     harness.start("import:unloadable", env={"PYTHONPATH": path})
 
@@ -437,7 +437,7 @@ def test_killed_nursery_is_reported_and_can_be_started_again(
     else:
         harness.start("idle")
         survivor = harness.spawn()
-    # Until its exec is over, it goes by the name of these tests.
+    # Until its exec, the fork server's title is that of these tests.
     wait_for("there is a fork server", _fork_servers)
     (fork_server,) = _fork_servers()
     os.kill(fork_server, signal.SIGKILL)
@@ -491,7 +491,7 @@ def test_stopped_nursery_leaves_its_workers_and_says_nothing(harness: Harness) -
     worker = harness.spawn()
     harness.spawner.stop_fork_server("parser")
     assert harness.spawner.containment() == {}
-    harness.start("idle")  # at once, while the old one still ends
+    harness.start("idle")  # at once, while the old one is still ending
     wait_for(
         "the old fork server is gone",
         lambda: sum(map(_is_fork_server, family()[os.getpid()])) == 1,
@@ -535,7 +535,7 @@ def test_fifty_workers_leave_no_descriptor(harness: Harness, tmp_path: Path) -> 
 
 
 def test_an_orphan_is_reaped_although_a_child_of_the_daemon_waits_to_be(spawners: Open) -> None:
-    own = subprocess.Popen([sys.executable, "-c", ""])  # ends, and nobody has asked yet
+    own = subprocess.Popen([sys.executable, "-c", ""])  # ends before anybody waits for it
     os.waitid(os.P_PID, own.pid, os.WEXITED | os.WNOWAIT)
     harness = spawners()
     orphan = os.fork()
@@ -568,7 +568,7 @@ def test_a_slot_gets_no_worker_before_the_remains_of_the_last_one_are_gone(
     os.kill(_parent(harness.spawner.pid(worker)), signal.SIGKILL)
     found = harness.wait_for(LeftoversEnded)
     assert (found.pool, found.index, found.directories) == ("parser", 0, 0)
-    assert found.processes in (TREE_SIZE, TREE_SIZE - 1)  # the worker dies with its init
+    assert found.processes in (TREE_SIZE, TREE_SIZE - 1)  # the worker may die with its init
     harness.wait_for(WorkerExited)
     harness.spawn(index=0)
 
@@ -576,7 +576,7 @@ def test_a_slot_gets_no_worker_before_the_remains_of_the_last_one_are_gone(
 def test_a_slot_waits_until_what_was_killed_is_gone(
     spawners: Open, survivors: Survivors, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As if the kernel did not let go of them yet.
+    # As if the kernel had not released the processes yet.
     monkeypatch.setattr(orphans, "_kill", lambda pidfd: None)
     monkeypatch.setattr(spawner_module, "kill_inherited", lambda known: False)
     harness = spawners("reaper")
@@ -613,7 +613,7 @@ def test_a_slot_does_not_wait_for_ever(
     harness.wait_for(LeftoversEnded)
     waits = harness.ask(index=0)
 
-    def forked() -> bool:  # nothing announces the end of its patience
+    def forked() -> bool:  # no event announces that the wait is over
         harness._events += harness.spawner.events()
         return any(isinstance(e, WorkerForked) and e.worker == waits for e in harness._events)
 
@@ -659,16 +659,16 @@ def test_a_worker_that_leaves_nothing_is_replaced_without_a_word(harness: Harnes
 
 
 class NoDescriptors:
-    """os.pidfd_open of which some calls fail."""
+    """An os.pidfd_open of which some calls fail."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._real = os.pidfd_open
-        self.failing: set[int] = set()  # by number
+        self.failing: set[int] = set()  # numbers of calls
         self._calls = 0
         monkeypatch.setattr(os, "pidfd_open", self)
 
     def fail(self, call: int) -> None:
-        """The call so many from now on, 1 for the next."""
+        """Make a later call fail: 1 is the next call."""
         self.failing.add(self._calls + call)
 
     def __call__(self, pid: int, flags: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""ctx.state, ctx.lock and ctx.progress with real processes, which are killed in the middle."""
+"""ctx.state, ctx.lock and ctx.progress with real processes that are killed meanwhile."""
 
 import asyncio
 import json
@@ -188,7 +188,7 @@ class Steps(Worker):
 
 @pytest.fixture
 def steps(muster: Musters) -> Callable[..., Muster]:
-    """steps(size=2, ...) -> a daemon whose pool `steps` runs the tasks above."""
+    """Make a daemon whose pool `steps` runs the tasks above: steps(size=2, ...)."""
 
     def make(size: int = 2, **settings: Any) -> Any:
         pool = {"worker": "steps:Steps", "size": size, **settings.pop("pool", {})}
@@ -200,7 +200,7 @@ def steps(muster: Musters) -> Callable[..., Muster]:
 
 
 def trace_of(path: Path) -> list[tuple[str, str]]:
-    """What was done, and by which process."""
+    """Return what was done, and by which process."""
     lines = path.read_text().splitlines() if path.exists() else []
     return [(what, token) for what, token in map(str.split, lines)]
 
@@ -229,7 +229,7 @@ def test_a_long_operation_goes_on_where_it_was_killed(
     done = [(what, token) for what, token in trace_of(trace) if what != "saved"]
     assert [int(what) for what, _ in done] == [0, 1, 2, 3, 4, 5]
     assert len({token for _, token in done}) == 2
-    # The success has cleared it: the same task begins anew.
+    # The success has cleared the state: the same task begins anew.
     assert client.submit(f"steps.{method}", args).result(timeout=30) == 0
 
 
@@ -248,7 +248,7 @@ def test_a_failed_task_leaves_its_state_to_the_next_with_the_same_arguments(
     other = {"works": str(works), "keep": not keep}
     assert client.submit("steps.resume", other).result(timeout=30) is None
     assert client.submit("steps.resume", args).result(timeout=30) == "half"
-    # A success clears it, unless it is to be kept.
+    # A success clears the state unless told to keep it.
     again = client.submit("steps.resume", args).result(timeout=30)
     assert again == ("half" if keep else None)
 
@@ -359,7 +359,7 @@ def test_the_lock_of_a_killed_worker_goes_to_who_waits(
         first.result(timeout=30)
 
 
-def test_a_cancelled_wait_and_a_time_out_let_go(
+def test_a_cancelled_wait_and_a_timeout_let_go(
     steps: Callable[..., Muster], waiting: Waiting
 ) -> None:
     daemon = steps(3)

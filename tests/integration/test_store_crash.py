@@ -1,4 +1,4 @@
-"""The durable store under kill -9 and on a disk that is full for real."""
+"""The durable store under kill -9 and on a really full disk."""
 
 import os
 import random
@@ -6,7 +6,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
@@ -18,15 +17,16 @@ from musterd.ipc.wire.messages import SUCCEEDED, Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import FinalRecord, NewRecord, Persist
 from musterd.supervisor.store.interface import FindTasks, StoredTask
 from musterd.supervisor.store.sqlite import SqliteStore
+from support.waiting import wait_for
 
 DEADLINE_SECONDS = 60.0
 ROUNDS = 5
 ADDED_PER_TICKET = 7
-FINISHED_PER_TICKET = 5  # so live grows by two a ticket
+FINISHED_PER_TICKET = 5  # so live tasks grow by two per ticket
 
-# Ticket t adds 7 tasks and finishes the 5 oldest that are live, so that the parent can tell from a
-# ticket alone what must be there. Tickets are handed over without waiting, up to WINDOW ahead, and
-# are told on stdout as they complete.
+# Ticket t adds 7 tasks and finishes the 5 oldest live ones, so the parent can tell the expected
+# content from the ticket alone. The child submits up to WINDOW tickets ahead without waiting, and
+# prints each ticket when it completes.
 CHILD = """
 import os, select, sys
 from pathlib import Path
@@ -63,7 +63,7 @@ while True:
 
 
 def killed_after(path: Path, first: int, tickets: int) -> int:
-    """Run the child from ticket `first`, kill it some tickets later; the last it reported."""
+    """Run the child from ticket `first`, kill it some tickets later; return the last reported."""
     arguments = [str(path), str(ADDED_PER_TICKET), str(FINISHED_PER_TICKET), str(first)]
     child = subprocess.Popen([sys.executable, "-c", CHILD, *arguments], stdout=subprocess.PIPE)
     try:
@@ -103,7 +103,7 @@ def test_what_was_reported_as_written_is_there_after_kill_9(tmp_path: Path) -> N
             live = [task.seq for task in chain.from_iterable(store.recover(0, 1))]
             last_seq = live[-1]
             assert store.last_seq() >= last_seq
-            # Whole tickets only, none of those reported missing, and none made up.
+            # Whole tickets only; no reported ticket is missing, and none was made up.
             assert last_seq % ADDED_PER_TICKET == 0
             last = last_seq // ADDED_PER_TICKET
             assert last >= reported
@@ -120,7 +120,7 @@ def test_what_was_reported_as_written_is_there_after_kill_9(tmp_path: Path) -> N
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of three megabytes."""
+    """Make a file system of three megabytes."""
     if os.geteuid() != 0:
         pytest.skip("mounting needs root")
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "musterd-test", str(tmp_path)]
@@ -137,28 +137,22 @@ def test_a_full_disk_holds_tasks_up_and_loses_none(small_disk: Path) -> None:
     ballast = small_disk / "ballast"
     with closing(SqliteStore(small_disk / "store.db", "full")) as store:
         ballast.write_bytes(b"x" * (1024 * 1024))
-        # More than there is room for, the store's reserve included.
+        # More than fits, the store's reserve included.
         specs = [TaskSpec(f"id-{seq}", "noop.run", b"x" * 20_000) for seq in range(1, 151)]
         for ticket, spec in enumerate(specs, 1):
             store.write(Persist(ticket, [NewRecord(ticket, spec, 1, "noop")], [], []))
         outcome = Outcome("id-1", SUCCEEDED)
         store.write(Persist(151, [], [], [FinalRecord(1, specs[0], 1, outcome, 0)]))
 
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while store.problem() is None:
-            assert time.monotonic() < deadline, "the disk never became full"
-            select.select([store.fileno()], [], [], 1.0)
+        wait_for("the disk is full", store.problem)
         assert "full" in (store.problem() or "")
         completed = store.completed() or 0
         assert completed < 151
 
         ballast.unlink()
-        # A log and a file of all tasks do not fit side by side: the disk grows, as disks do.
+        # The log and a file of all tasks do not fit side by side: make the disk larger.
         subprocess.run(["mount", "-o", "remount,size=16m", str(small_disk)], check=True)
-        while completed < 151:
-            assert time.monotonic() < deadline, f"stuck at {completed}: {store.problem()}"
-            select.select([store.fileno()], [], [], 1.0)
-            completed = store.completed() or completed
+        wait_for("all are written", lambda: store.completed() == 151)
         assert [task.seq for task in chain.from_iterable(store.recover(0, 1))] == list(
             range(2, 151)
         )

@@ -1,4 +1,4 @@
-"""A daemon whose disk fails to sync, and becomes read-only: nobody is told what is not so."""
+"""A daemon whose disk fails to sync or becomes read-only: no client hears anything untrue."""
 
 import shutil
 import time
@@ -19,12 +19,12 @@ def daemon(jobs, disk) -> Any:
     daemon = jobs(size=1, start=False)
     daemon.popen_options["env"] = disk.environment
     daemon.start()
-    assert daemon.ctl("pause", "jobs").returncode == 0  # no worker has a task before its commit
+    assert daemon.ctl("pause", "jobs").returncode == 0  # no worker gets a task before its commit
     return daemon
 
 
 def answers(handles: list[Any], seconds: float) -> dict[str, str]:
-    """What each submitter has heard after so long: accepted, refused or nothing yet."""
+    """Return what each submitter has heard after that time: accepted, refused or nothing yet."""
     heard = {}
     deadline = time.monotonic() + seconds
     for handle in handles:
@@ -60,7 +60,7 @@ def test_no_task_that_was_refused_after_a_failed_sync_comes_back(daemon, disk, w
         assert not (live[doubtful.id] and heard[doubtful.id] == "refused"), "refused, yet run"
         assert heard[doubtful.id] == "nothing"
         assert daemon.ctl("resume", "jobs").returncode == 0
-        # The client sends again what was not answered: it is the same task, and runs once.
+        # The client sends unanswered submits again: each is the same task and runs once.
         assert doubtful.result(SECONDS) == "doubtful"
         assert client.task(kept.id).result(SECONDS) == "kept"
 

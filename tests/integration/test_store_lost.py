@@ -1,4 +1,4 @@
-"""A daemon under which somebody removes, moves, replaces or cuts the files of the store."""
+"""Somebody removes, moves, replaces or truncates the files of a running daemon's store."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A daemon whose disk is full, whose store is corrupt, old or new; and a large trim."""
+"""A daemon with a full disk, or with a corrupt, old or newer store; and a large trim."""
 
 import contextlib
 import os
@@ -22,6 +22,7 @@ from musterd.ipc.wire.messages import Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import FinalRecord, NewRecord, Persist
 from musterd.supervisor.store.sqlite import SqliteStore
 from support.daemon import Jobs, Muster
+from support.waiting import wait_for
 
 SECONDS = 60
 EXIT_CONFIGURATION = 78
@@ -31,7 +32,7 @@ EXIT_CONFIGURATION = 78
 
 
 class SmallDisk:
-    """A daemon whose state is on a file system of its own, which can be filled and emptied."""
+    """A daemon whose state is on a file system of its own, which tests fill and empty."""
 
     def __init__(self, daemon: Muster) -> None:
         self.daemon = daemon
@@ -73,10 +74,10 @@ def test_on_a_full_disk_submits_are_refused_and_the_daemon_recovers(small_disk, 
         waiting("it runs", lambda: daemon.worker("jobs/0").task_id == long.id)
 
         small_disk.fill()
-        # What finds out is on its way to the disk: the reserve is for it.
+        # The submit that finds the disk full is already on its way: the reserve is for it.
         last = client.submit("jobs.echo", {"value": "last"})
         last.ack(SECONDS)
-        small_disk.fill()  # and the reserve is gone
+        small_disk.fill()  # now the reserve is used up
         first = client.submit("jobs.echo", filler)
         with pytest.raises(QueueFull, match="cannot be stored"):
             first.ack(SECONDS)
@@ -97,7 +98,7 @@ def test_on_a_full_disk_submits_are_refused_and_the_daemon_recovers(small_disk, 
         assert last.result(SECONDS) == "last"
         waiting("the daemon has recovered", lambda: not daemon.status().problem)
         assert client.submit("jobs.echo", {"value": "after"}, wait=True).result(SECONDS) == "after"
-        # The refused ones are nowhere.
+        # The refused task is not in the store.
         assert daemon.ctl("task", first.id).returncode == 4
     daemon.kill()
     daemon.start()
@@ -113,7 +114,7 @@ def test_a_submit_that_waits_for_room_waits_for_room_on_the_disk(small_disk, wai
     daemon = small_disk.daemon
     with daemon.client() as client:
         small_disk.fill()
-        last = client.submit("jobs.echo", {"value": "last"})  # for which there is a reserve
+        last = client.submit("jobs.echo", {"value": "last"})  # the reserve is for this one
         assert last.result(SECONDS) == "last"
         refused = client.submit("jobs.echo", {"value": "x" * 100_000})
         with pytest.raises(QueueFull):
@@ -147,7 +148,7 @@ def test_a_corrupt_store_stops_the_daemon_and_is_kept(jobs) -> None:
     assert daemon.stop() == 0
     path = daemon.state / "store.db"
     content = bytearray(path.read_bytes())
-    # All but the first page: which of the others are in use depends on what shared a commit.
+    # All but the first page: which other pages are in use depends on how commits were grouped.
     content[4096:] = b"\xff" * (len(content) - 4096)
     path.write_bytes(content)
 
@@ -157,7 +158,7 @@ def test_a_corrupt_store_stops_the_daemon_and_is_kept(jobs) -> None:
     (aside,) = daemon.state.glob("store.db.corrupt-*Z")
     assert aside.read_bytes() == content
     assert not path.exists()
-    start_in_vain(daemon)  # nor does the next start lose tasks unasked
+    start_in_vain(daemon)  # the next start does not lose tasks unasked either
 
     config = daemon.config_path.read_text()
     daemon.config_path.write_text(config.replace("{", '{"store": {"on_corrupt": "set-aside"}, ', 1))
@@ -178,9 +179,9 @@ def test_a_store_of_a_newer_version_stops_the_daemon_and_is_left_alone(jobs) -> 
     assert path.read_bytes() == content
 
 
-# -- deaths in the middle ---------------------------------------------------------------------
+# -- kills while tasks are reopened -------------------------------------------------------------
 
-# Each task fails and is reopened again and again; the parent kills it at any moment.
+# Each task fails and is reopened again and again; the parent kills the program at any moment.
 REOPENER = """
 import os, select, sys
 from pathlib import Path
@@ -295,7 +296,7 @@ def test_a_migration_that_is_killed_is_made_at_the_next_start(tmp_path) -> None:
             for n in range(1, 20_001)
         ]
         store.write(Persist(1, added, [], []))
-    with closing(sqlite3.connect(path)) as connection:  # back to the first version
+    with closing(sqlite3.connect(path)) as connection:  # downgrade to the first version
         tables = ("attempts", "facts", "sheets", "sheet_masks", "results", "result_ids")
         drops = "".join(f"DROP TABLE {table};" for table in tables)
         connection.executescript(f"{drops} PRAGMA user_version = 1;")
@@ -357,10 +358,8 @@ def test_commits_go_on_while_many_results_are_trimmed(tmp_path) -> None:
 
 
 def wait(store: SqliteStore, ticket: int) -> None:
-    deadline = time.monotonic() + SECONDS
-    seen = None
-    while seen != ticket:
-        left = deadline - time.monotonic()
-        assert left > 0, store.problem()
-        select.select([store.fileno()], [], [], left)
-        seen = store.completed() or seen
+    def completed() -> bool:
+        select.select([store.fileno()], [], [], SECONDS)
+        return store.completed() == ticket
+
+    wait_for("it is written", completed)

@@ -1,8 +1,7 @@
-"""Where the store cannot be read nobody waits for ever: each is told, or asks again by itself."""
+"""With an unreadable store, no client waits forever: each hears an error or asks again."""
 
 import contextlib
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,14 @@ from musterd.ipc.wire.messages import (
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.api import rpc
 from support.daemon import Jobs, Muster, Musters
+from support.waiting import wait_for
 
 SECONDS = 60.0
 
 
 @contextlib.contextmanager
 def unreadable(daemon: Muster, table: str = "finished") -> Iterator[None]:
-    """As after damage: what needs this table fails, and goes on when it is there again."""
+    """Damage a table: reads of it fail until the table is back."""
     path = next(Path(daemon.state).rglob("*.db"))
     with contextlib.closing(sqlite3.connect(path, timeout=30, isolation_level=None)) as connection:
         connection.execute(f"ALTER TABLE {table} RENAME TO hidden")
@@ -42,7 +42,7 @@ def unreadable(daemon: Muster, table: str = "finished") -> Iterator[None]:
 
 
 class Dealer:
-    """A client of tasks.sock that hears everything."""
+    """A client of tasks.sock that hears every message."""
 
     def __init__(self, path: str) -> None:
         self.connection = Connection(path)
@@ -58,15 +58,20 @@ class Dealer:
         self.connection.flush()
 
     def until(self, condition: Callable[[], Any]) -> None:
-        end = time.monotonic() + SECONDS
-        while not condition():
-            assert time.monotonic() < end, f"never came; heard: {self.heard}"
-            assert not self.over, f"put out; heard: {self.heard}"
-            try:
-                self.heard += [decode_server(each) for each in self.connection.receive() if each]
-            except ConnectionResetError:
-                self.over = True
-            time.sleep(0.01)
+        def met() -> Any:
+            value = condition()
+            if not value:
+                assert not self.over, f"put out; heard: {self.heard}"
+                self._listen()
+            return value
+
+        wait_for("it is heard", met)
+
+    def _listen(self) -> None:
+        try:
+            self.heard += [decode_server(each) for each in self.connection.receive() if each]
+        except ConnectionResetError:
+            self.over = True
 
     def wait(self, kind: type) -> Any:
         self.until(lambda: any(isinstance(each, kind) for each in self.heard))

@@ -1,4 +1,4 @@
-"""A time-out is heard: ordinary handlers do not swallow it, and those that do hear it again."""
+"""A timeout is heard: ordinary handlers do not swallow it, and those that do hear it again."""
 
 import time
 from collections.abc import Iterator
@@ -159,7 +159,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
         ("a_wrapped", {}),
     ],
 )
-def test_a_time_out_is_heard_in_the_end(fleet: Fleet, method: str, arguments: dict) -> None:
+def test_a_timeout_is_heard_in_the_end(fleet: Fleet, method: str, arguments: dict) -> None:
     failure = fleet.failure(method, arguments, timeout_ns=SHORT)
     assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.authoring.base.TaskTimeout")
 
@@ -179,7 +179,7 @@ def test_a_handler_may_ask_for_something_while_it_cleans_up(fleet: Fleet) -> Non
     fleet.assign(lease)
     question = fleet.receive()
     assert isinstance(question, LoadState)
-    time.sleep(0.3)  # several times as long as swallowed ones are left alone
+    time.sleep(0.3)  # several times the pause after a swallowed timeout
     fleet.send(StateAnswer(question.request))
     failure = fleet.completions(1)[0].failure
     assert failure is not None
@@ -195,7 +195,7 @@ def test_who_means_to_catch_it_can(fleet: Fleet) -> None:
     ("method", "kind"),
     [("named", TIMEOUT), ("any_error", TIMEOUT), ("by_name", TIMEOUT), ("another", PERMANENT)],
 )
-def test_who_retries_on_time_outs_means_this_one_too(fleet: Fleet, method: str, kind: str) -> None:
+def test_who_retries_on_timeouts_means_this_one_too(fleet: Fleet, method: str, kind: str) -> None:
     failure = fleet.failure(method, timeout_ns=SHORT)
     assert (failure.kind, failure.unwell) == (kind, True)
 
@@ -205,7 +205,7 @@ def test_a_handler_may_say_why_it_took_so_long(fleet: Fleet) -> None:
     assert (failure.kind, failure.type) == (ERROR, "ValueError")
 
 
-def test_a_time_out_of_the_handlers_own_is_not_the_tasks(fleet: Fleet) -> None:
+def test_a_timeout_of_the_handlers_own_is_not_the_tasks(fleet: Fleet) -> None:
     failure = fleet.failure("a_own", timeout_ns=60 * SECOND)
     assert (failure.kind, failure.type) == (ERROR, "TimeoutError")
 

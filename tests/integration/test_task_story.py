@@ -1,4 +1,4 @@
-"""What the log of a real daemon tells of tasks."""
+"""Log lines of a real daemon about tasks."""
 
 import json
 
@@ -20,7 +20,7 @@ class Talk(Worker):
 
 @pytest.fixture
 def daemon(jobs):
-    """One that tells everything."""
+    """Start a daemon that logs everything."""
     return jobs(supervisor__log_format="json", supervisor__log_level="debug", breaker__failures=1)
 
 
@@ -29,7 +29,7 @@ def lines(daemon) -> list[dict]:
 
 
 def story(daemon, task: str) -> list[dict]:
-    """As `journalctl MUSTERD_TASK=<id>` shows it."""
+    """Return the lines that `journalctl MUSTERD_TASK=<id>` would show."""
     return [each for each in lines(daemon) if each.get("task") == task]
 
 

@@ -1,4 +1,4 @@
-"""A daemon one of whose threads ends: it does not go on without."""
+"""A daemon does not go on after one of its threads has ended."""
 
 import os
 
@@ -7,8 +7,8 @@ import pytest
 SECONDS = 60
 EXIT_INTERNAL = 70
 
-# Loaded by the daemon's interpreter before everything else. What is patched raises what nobody
-# expects, as soon as the file is there.
+# Loaded by the daemon's interpreter first of all. The patched function raises an unexpected error
+# as soon as the file exists.
 SITECUSTOMIZE = """
 import sys
 from pathlib import Path
@@ -33,7 +33,7 @@ if sys.argv[:1] == ["-m"]:
     [
         ("store-writer", ("store.writer", "Writer", "commit")),
         ("store-reader", ("store.sqlite", "", "answer")),
-        ("memory", ("memory.probe", "Probe", "_forbearing")),  # it forgives the rest
+        ("memory", ("memory.probe", "Probe", "_forbearing")),  # forgives any other error
     ],
 )
 def test_a_daemon_whose_thread_ends_says_so_and_ends(

@@ -1,4 +1,4 @@
-"""NetworkClient against real servers on loopback: time-outs, retries, breaker, and resumed work."""
+"""NetworkClient with real servers on loopback: timeouts, retries, breaker, and resumed work."""
 
 import asyncio
 import contextlib
@@ -28,7 +28,7 @@ from musterd.workers.toolkit.network import ConnectTimeout, NoConnection
 
 HOST = "127.0.0.1"
 QUICK = BackoffPolicy(base_ns=MILLISECOND_NS, max_ns=5 * SECOND_NS, jitter=0)
-SECONDS = 30.0  # more than anything here takes
+SECONDS = 30.0  # more than any test here takes
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -40,7 +40,7 @@ class Ctx(Context):
 
 
 class Site:
-    """Answers every path with the handler, and keeps what was asked."""
+    """Answers every path with the handler, and keeps the requests."""
 
     def __init__(self, handler: Handler) -> None:
         self.handler = handler
@@ -85,7 +85,7 @@ def run(main: Callable[[], Awaitable[Any]]) -> Any:
 
 
 def failing(*statuses: int, headers: dict[str, str] | None = None) -> Handler:
-    """Answers with these statuses one by one, then with 200."""
+    """Answer with these statuses one by one, then with 200."""
     left = list(statuses)
 
     async def handler(request: web.Request) -> web.Response:
@@ -202,7 +202,7 @@ def test_retry_after_is_waited_for() -> None:
             assert time.monotonic() - began >= 1
         handler = failing(503, headers={"Retry-After": "3600"})
         async with serving(handler) as site, NetworkClient(backoff=QUICK) as client:
-            with pytest.raises(HttpError) as told:  # more than max: the supervisor waits for it
+            with pytest.raises(HttpError) as told:  # above max: the supervisor waits instead
                 await client.get(site.url)
             assert told.value.retry_after == 3600
             assert len(site.asked) == 1
@@ -280,15 +280,15 @@ def test_nothing_goes_beyond_the_deadline_of_the_task() -> None:
     run(main)
 
 
-# -- time-outs ------------------------------------------------------------------------------------
+# -- timeouts -------------------------------------------------------------------------------------
 
 
-def test_the_default_time_outs() -> None:
+def test_the_default_timeouts() -> None:
     limits = NetworkClient().timeouts
     assert (limits.connect, limits.read, limits.write, limits.pool) == (2.0, 5.0, 2.0, 5.0)
 
 
-def test_the_read_time_out_is_for_each_piece() -> None:
+def test_the_read_timeout_is_for_each_piece() -> None:
     async def main() -> None:
         async def drip(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse()
@@ -309,7 +309,7 @@ def test_the_read_time_out_is_for_each_piece() -> None:
     run(main)
 
 
-def test_the_total_time_out_ends_a_server_that_never_comes_to_an_end() -> None:
+def test_the_total_timeout_ends_a_server_that_never_comes_to_an_end() -> None:
     async def main() -> None:
         async def drip(request: web.Request) -> web.StreamResponse:
             response = web.StreamResponse()
@@ -328,7 +328,7 @@ def test_the_total_time_out_ends_a_server_that_never_comes_to_an_end() -> None:
     run(main)
 
 
-def test_the_write_time_out_ends_a_body_that_nobody_reads() -> None:
+def test_the_write_timeout_ends_a_body_that_nobody_reads() -> None:
     async def main() -> None:
         connections = []
 
@@ -338,7 +338,7 @@ def test_the_write_time_out_ends_a_body_that_nobody_reads() -> None:
 
         server = await asyncio.start_server(accept, HOST, 0)
         port = server.sockets[0].getsockname()[1]
-        # The read time-out does not help here: it begins when the body has been sent.
+        # The read timeout does not help here: it begins when the body has been sent.
         client = NetworkClient(timeouts=Timeouts(write=0.2, read=0.1), max_retries=0)
         began = time.monotonic()
         async with client:
@@ -370,7 +370,7 @@ def test_a_slow_but_steady_reader_is_not_cut_off() -> None:
     run(main)
 
 
-def test_the_connect_time_out() -> None:
+def test_the_connect_timeout() -> None:
     async def main(address: tuple[str, int]) -> None:
         timeouts = Timeouts(connect=0.2, pool=SECONDS)
         async with NetworkClient(timeouts=timeouts, max_retries=0) as client:
@@ -393,7 +393,7 @@ def test_the_connect_time_out() -> None:
                 filler.close()
 
 
-def test_the_pool_time_out() -> None:
+def test_the_pool_timeout() -> None:
     async def main() -> None:
         end = asyncio.Event()
 
@@ -484,7 +484,7 @@ def test_no_secret_is_in_any_error() -> None:
             await asyncio.sleep(SECONDS)
             return web.Response()
 
-        # Not one word here: the lines of this file are in the tracebacks too.
+        # Two words, because tracebacks show the lines of this file.
         secret = "-".join(("open", "sesame"))
         client = NetworkClient(timeouts=Timeouts(read=0.1), max_retries=0)
         async with serving(handler) as site, client:
@@ -505,7 +505,7 @@ def test_no_secret_is_in_any_error() -> None:
 
 
 class Prices(NetworkClient):
-    """Fetches all pages of a list; goes on where it was stopped."""
+    """Fetches all pages of a list; resumes where it was stopped."""
 
     async def fetch_all(self, ctx: Ctx, url: str, api_key: str) -> list[int]:
         async with self.operation(ctx, "prices", url=url, api_key=api_key) as work:

@@ -1,4 +1,4 @@
-"""SyncNetworkClient against a real server on loopback, as a handler that is not async uses it."""
+"""SyncNetworkClient with a real server on loopback, as a synchronous handler uses it."""
 
 import asyncio
 import contextlib
@@ -85,7 +85,7 @@ def network_threads() -> int:
     return sum(thread.name == "network" for thread in threading.enumerate())
 
 
-def test_requests_answers_and_the_same_time_outs(url: str) -> None:
+def test_requests_answers_and_the_same_timeouts(url: str) -> None:
     with SyncNetworkClient(headers={"X-Shop": "tea"}) as client:
         limits = client.timeouts
         assert (limits.connect, limits.read, limits.write, limits.pool) == (2, 5, 2, 5)
@@ -100,7 +100,7 @@ def test_requests_answers_and_the_same_time_outs(url: str) -> None:
 
 
 class Noted(NetworkClient):
-    """Notes what it is made of and asked for."""
+    """Notes its arguments and its calls."""
 
     def __init__(self, told: Any, **options: Any) -> None:
         self.made, self.asked = options, {}

@@ -1,7 +1,7 @@
-"""A store and a configuration that an earlier release wrote are read by this one.
+"""This release reads a store and a configuration that an earlier release wrote.
 
-upgrade/store-3.sql is the dump of a store whose daemon was killed with -9, of schema version 3. Its
-times are moved to today.
+upgrade/store-3.sql is a dump of the store of a daemon that was killed with -9, of schema version 3.
+The tests move its times to today.
 """
 
 import os
@@ -29,7 +29,7 @@ HIGH, LOW, COUNT = (f"1a1ed04a2{rest}" for rest in (
 
 
 def of_today(dump: str) -> str:
-    """Move every time in the dump by the age of the dump: columns and those inside of blobs."""
+    """Move every time in the dump by the age of the dump: in columns and inside blobs."""
     age_ns = time.time_ns() - WRITTEN_NS
     dump = re.sub(r"\b17\d{17}\b", lambda found: str(int(found[0]) + age_ns), dump)
     return re.sub(r"cf(18e90a\w{10})", lambda found: f"cf{int(found[1], 16) + age_ns:016x}", dump)

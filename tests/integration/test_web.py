@@ -1,4 +1,4 @@
-"""The web process beside a real daemon, asked over real HTTP."""
+"""The web process of a real daemon, over real HTTP."""
 
 import http.client
 import json
@@ -23,7 +23,7 @@ from support.waiting import Waiting
 
 
 class Http(http.client.HTTPConnection):
-    """To "http://HOST:PORT" or "unix:/path"."""
+    """A connection to "http://HOST:PORT" or "unix:/path"."""
 
     def __init__(self, url: str, timeout: float = 20) -> None:
         self._path = url.removeprefix("unix:") if url.startswith("unix:") else ""
@@ -52,7 +52,7 @@ def get(url: str, path: str, **headers: str) -> tuple[int, Any]:
 
 
 def questions(url: str) -> float:
-    """How many were put to the supervisor so far."""
+    """Return how many questions the web process has asked the supervisor."""
     _, text = get(url, "/metrics")
     return float(re.findall(r"^musterd_web_questions_total (.+)$", text, re.MULTILINE)[0])
 
@@ -62,7 +62,7 @@ def web(daemon: Muster) -> Any:
 
 
 def up(daemon: Muster, waiting: Waiting) -> str:
-    """The address, as soon as there is one."""
+    """Return the address, as soon as there is one."""
     return waiting("the web process is up", lambda: web(daemon).address)
 
 
@@ -71,7 +71,7 @@ def fleet(jobs: Jobs, waiting: Waiting) -> tuple[Muster, str]:
     daemon = jobs(2, http__listen="127.0.0.1:0")
     waiting("both workers are up", lambda: daemon.pool("jobs").running == 2)
     url = up(daemon, waiting)
-    # The web process may still have the status that it asked for before they were.
+    # The web process may still have a status from before both workers were up.
     waiting("it knows that they are", lambda: _if(get(url, "/readyz"), 200))
     return daemon, url
 
@@ -146,7 +146,7 @@ def test_a_stopped_supervisor_is_unhealthy_in_time_and_well_again(
 ) -> None:
     daemon, url = fleet
     assert get(url, "/healthz")[0] == 200
-    time.sleep(0.2)  # what was told a moment ago does not count as told now
+    time.sleep(0.2)  # an answer of a moment ago does not count as an answer now
     os.kill(daemon.pid, signal.SIGSTOP)
     try:
         status, found = get(url, "/healthz")
@@ -274,7 +274,7 @@ def test_several_who_ask_at_once_are_one_question(fleet: tuple[Muster, str]) -> 
     finally:
         os.kill(daemon.pid, signal.SIGCONT)
     assert daemon.ask(rpc.Version())["pid"] == daemon.pid
-    assert questions(url) - before <= 3  # one of theirs, and those of the looks at this number
+    assert questions(url) - before <= 3  # one for all of them, one for each reading of this number
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The API of the page, as a stranger, an owner and an attacker meet it."""
+"""The API of the page, as used by a stranger, an owner and an attacker."""
 
 import contextlib
 import http.client
@@ -66,7 +66,7 @@ class Web:
         return status, told
 
     def patient(self, *args: Any, **options: Any) -> tuple[int, Any]:
-        """As act(), again when it was too often."""
+        """Call act(), and again as long as the answer is "too many requests"."""
         while (answer := self.act(*args, **options))[0] == 429:
             time.sleep(0.2)
         return answer
@@ -90,7 +90,7 @@ def make(muster: Musters, waiting: Waiting, **settings: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def fleet(module_muster: Musters, waiting: Waiting) -> Iterator[Any]:
-    """A daemon with a token, for all tests in here that leave it as it was."""
+    """Make a daemon with a token, for all tests here that leave it unchanged."""
     folder_token = "TOKEN_FILE"
     daemon = module_muster(
         {"jobs": {"worker": "jobs:Jobs", "size": 2}},
@@ -253,11 +253,11 @@ def test_wrong_tokens_are_limited_and_the_right_one_is_still_heard(fleet: Any) -
     seen = {fleet.web.act("wrong-token-of-this-test", action="x")[0] for _ in range(40)}
     assert seen == {401, 429}
     answers = [fleet.web.act(action="resume", pool="jobs")[0] for _ in range(30)]
-    assert set(answers) == {200}  # though the same address is over every limit
+    assert set(answers) == {200}  # though the address is over every limit
 
 
 def test_the_right_token_gets_in_while_a_neighbour_guesses(fleet: Any) -> None:
-    """Of one address, as all have behind a proxy; also where it is only for a look."""
+    """All have one address, as behind a proxy; the token also opens the pages that only show."""
     over = threading.Event()
 
     def guess() -> None:
@@ -268,7 +268,7 @@ def test_the_right_token_gets_in_while_a_neighbour_guesses(fleet: Any) -> None:
     for thread in guessing:
         thread.start()
     try:
-        while fleet.web.ask("GET", "/api/tasks")[0] != 429:  # without it: over the limit
+        while fleet.web.ask("GET", "/api/tasks")[0] != 429:  # without the token: over the limit
             pass
         right = {"Authorization": f"Bearer {TOKEN}"}
         answers = [fleet.web.ask("POST", "/api/token", **right)[0] for _ in range(30)]
@@ -292,7 +292,7 @@ def test_a_neighbour_with_all_live_pages_keeps_nobody_out(fleet: Any) -> None:
             answer = connection.getresponse()
             opened.callback(answer.close)
             if answer.status == 200:
-                assert answer.readline() == b"retry: 2000\n"  # it is one of the open ones
+                assert answer.readline() == b"retry: 2000\n"  # it is one of the open streams
             return answer.status
 
         assert {look("127.0.0.2") for _ in range(STREAMS_MAX)} == {200}
@@ -302,7 +302,7 @@ def test_a_neighbour_with_all_live_pages_keeps_nobody_out(fleet: Any) -> None:
 
 
 def test_whatever_is_sent_is_answered_and_changes_nothing(fleet: Any) -> None:
-    """Random requests: never a 5xx, never a traceback, never an effect."""
+    """Random requests never cause a 5xx, a traceback or an effect."""
     chance = random.Random(7)
     words = ["retry", "cancel", "scale", "drain", "resume", "reset", "", "x" * 300, "\x00", "ü"]
     keys = ["action", "ids", "pool", "size", "target", "more"]
@@ -330,7 +330,7 @@ def test_whatever_is_sent_is_answered_and_changes_nothing(fleet: Any) -> None:
         status, text, _ = fleet.web.ask(method, path, body, **headers)
         assert 200 <= status < 500, (method, path, body, status, text)
         assert "Traceback" not in str(text)
-    # And with the token: nonsense is refused, whatever it is.
+    # With the token: nonsense of any kind is refused.
     for _ in range(100):
         status, _ = fleet.web.patient(action=chance.choice(words), more=value())
         assert status == 400

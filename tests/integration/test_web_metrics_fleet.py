@@ -1,4 +1,4 @@
-"""Scrapes of a real fleet: what is told is what happened, by every name that others rely on."""
+"""Scrapes of a real fleet: the metrics tell what happened, by every name that others rely on."""
 
 import contextlib
 import http.client
@@ -103,7 +103,7 @@ class Scraped:
 
 @pytest.fixture(scope="module")
 def scraped(module_muster: Musters, waiting: Waiting) -> Iterator[Scraped]:
-    """A fleet to which everything has happened once that has a metric of its own."""
+    """Make a fleet in which everything that has a metric has happened once."""
     pools = {"work": {"worker": "work:Work", "size": 2}}
     schedule = {"nightly": {"task": "work.count", "args": {"number": 0}, "cron": "0 3 * * *"}}
     daemon = module_muster(

@@ -1,4 +1,4 @@
-"""What is given to a worker at once is bounded, and what kills it is counted."""
+"""The tasks given to a worker at once are bounded, and a task that kills its worker is counted."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_a_backlog_of_large_tasks_is_worked_off(evil):
     daemon = evil()
     with daemon.client() as client:
         for handle in client.submit_many([("evil.noop", {"n": n}) for n in range(500)]):
-            handle.result(30)  # known as tiny: windows are wide
+            handle.result(30)  # known as tiny, so windows are wide
         daemon.ctl("stop", "evil")
         pad = "x" * 200_000
         handles = client.submit_many([("evil.noop", {"n": n, "pad": pad}) for n in range(150)])

@@ -1,4 +1,4 @@
-"""A worker's end of workers.sock: large results, a supervisor that does not read, or is gone."""
+"""A worker's end of workers.sock: large results, and a supervisor that does not read or is gone."""
 
 import contextlib
 import os
@@ -70,7 +70,7 @@ KINDS = {"Sync": ("Sync", 1), "Async": ("Async", 1), "ConcurrentRunner": ("Async
 
 
 class Supervisor:
-    """The other end, and one worker. It reads one message ahead, and no more."""
+    """The supervisor's end, and one worker. It reads one message ahead and no more."""
 
     def __init__(self, directory: Path, kind: str) -> None:
         worker, width = KINDS[kind]
@@ -161,7 +161,7 @@ def test_a_worker_has_neither_libzmq_nor_a_thread_beside_its_own(supervisor):
 def test_results_for_a_supervisor_that_does_not_read_arrive_whole(supervisor):
     leases = letters(supervisor, 10, 3 * MIB)
     supervisor.assign(*leases)
-    time.sleep(0.5)  # most of it does not fit anywhere but into the worker
+    time.sleep(0.5)  # most of it fits nowhere but in the worker
     check(supervisor.completions(len(leases)), leases)
 
 
@@ -171,7 +171,7 @@ def test_a_supervisor_that_does_not_read_does_not_stop_the_work(supervisor):
     supervisor.assign(*leases, last)
     wait_for("the last one begins", lambda: _runs(supervisor, last))
     time.sleep(5 * FULL_MS / 1000)  # nothing waits for the supervisor any more
-    # It runs on and does not look. What was finished before arrives all the same.
+    # The worker runs on without looking at its socket. Finished results arrive anyway.
     check(supervisor.completions(len(leases)), leases)
     supervisor.go.touch()
     assert supervisor.completions(1)[0].lease == last.lease
@@ -235,7 +235,7 @@ def test_a_worker_whose_supervisor_goes_while_it_works_ends_after_it(supervisor)
     supervisor.hang_up()
     time.sleep(0.5)
     if process.status() != psutil.STATUS_ZOMBIE:
-        assert sum(process.cpu_times()[:2]) - used < 0.3  # it does not spin
+        assert sum(process.cpu_times()[:2]) - used < 0.3  # the worker does not spin
     supervisor.go.touch()
     assert supervisor.exit_code() == 1
     assert supervisor.errors.read_text() == ""

@@ -1,7 +1,7 @@
-"""A daemon that is started with a wrong clock: it forgets nothing until a person has said so.
+"""A daemon that starts with a wrong clock forgets nothing until a person confirms the clock.
 
-The clock of a machine cannot be set for a test. So the times in the store are: to a daemon whose
-store is of next year its clock is a year behind, to one whose store is of last year a year ahead.
+A test cannot set the clock of a machine, so it shifts the times in the store. For a daemon whose
+store is of next year, the clock is a year behind; with a store of last year, a year ahead.
 """
 
 import sqlite3
@@ -18,10 +18,10 @@ from support.daemon import Muster, Musters
 from support.waiting import Waiting
 
 SECONDS = 60
-INTERVAL_NS = 2 * 10**9  # between two looks at what is old; a minute of the product
+INTERVAL_NS = 2 * 10**9  # between two trims; a minute in production
 DAY_NS = 24 * 3600 * 10**9
 YEAR_NS = 365 * DAY_NS
-SEASON_NS = 90 * DAY_NS  # a store from before 2026 would be one of an unset clock
+SEASON_NS = 90 * DAY_NS  # a store from before 2026 would look like one of an unset clock
 
 KEEPER = """
 from musterd import Worker, task
@@ -43,7 +43,7 @@ class Keeper(Worker):
 
 
 def shift(daemon: Muster, by_ns: int) -> None:
-    """All that a stopped daemon has stored happened so much later."""
+    """Shift all times in the store of a stopped daemon."""
     with closing(sqlite3.connect(daemon.state / "store.db")) as connection:
         for table in ("finished", "results"):
             connection.execute(f"UPDATE {table} SET finished_at = finished_at + ?", (by_ns,))
@@ -73,7 +73,7 @@ def keeper(muster: Musters) -> Callable[[], Any]:
 
 
 class History:
-    """What a daemon has done before its clock went wrong."""
+    """What a daemon did before its clock went wrong."""
 
     def __init__(self, daemon: Muster) -> None:
         self.daemon = daemon
@@ -127,7 +127,7 @@ def test_a_wrong_clock_deletes_nothing_until_a_person_says_that_it_is_right(
     gone = {**WHOLE, "saved": "gone", "dead": "gone"}
     waiting("what is old is forgotten", lambda: right.known() == gone)
     waiting("here too", lambda: accepted.known()["dead"] == "gone")
-    time.sleep(2 * INTERVAL_NS / 1e9)  # the others look at theirs within the same seconds
+    time.sleep(2 * INTERVAL_NS / 1e9)  # the others trim within the same seconds
     for history in (behind, ahead):
         assert history.known() == WHOLE
         assert history.daemon.stop() == 0

@@ -1,4 +1,4 @@
-"""Our end of ZeroMQ against libzmq's, and against listeners that are no ZeroMQ or do not read."""
+"""Our end of ZeroMQ with libzmq's, and with listeners that speak no ZeroMQ or do not read."""
 
 import contextlib
 import itertools
@@ -17,12 +17,12 @@ from musterd.ipc.wire.zmtp import HANDSHAKE, Connection, Message
 PATIENCE_SECONDS = 30.0
 MIB = 1024 * 1024
 SIZES = [0, 1, 100, 255, 256, 257, 65_535, 65_536, 1_000_000]
-# As the other end would say it.
+# As the other end would send it.
 ROUTER = HANDSHAKE.replace(b"DEALER", b"ROUTER")
 
 
 class Listener:
-    """Bare, on a path; what it accepts blocks, with a time-out."""
+    """A bare listener on a path; the sockets it accepts block, with a timeout."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -72,7 +72,7 @@ def connect(path: str) -> Iterator[Connection]:
 
 
 def pump(connection: Connection, done: Callable[[], object], events: int) -> list[Message]:
-    """Receives and sends until done; what was received."""
+    """Receive and send until done; return the messages received."""
     found: list[Message] = []
     poller = select.poll()
     poller.register(connection, events)
@@ -161,7 +161,7 @@ def test_a_router_that_asks_for_signs_of_life_gets_them(router, path):
         connection.put(b"first")
         connection.flush()
         peer, _ = router.recv_multipart()
-        end = time.monotonic() + 1.5  # three times its patience
+        end = time.monotonic() + 1.5  # three times its timeout
         pump(connection, lambda: time.monotonic() > end, select.POLLIN)
         router.send_multipart([peer, b"still here"])
         assert receive(connection, 1) == [b"still here"]
@@ -186,7 +186,7 @@ def test_the_frames_are_those_of_a_dealer_of_libzmq(listener):
         assert connection.flush()
         said = read_exactly(peer, len(HANDSHAKE) + len(theirs))
     assert said[len(HANDSHAKE) :] == theirs
-    assert said[9:64] == greeting[9:]  # what stands before means nothing
+    assert said[9:64] == greeting[9:]  # the bytes before mean nothing
     assert said[66 : len(HANDSHAKE)] == ready[2 : 2 + len(HANDSHAKE) - 66]  # then their Identity
 
 
@@ -194,7 +194,7 @@ def test_what_the_kernel_does_not_take_waits_and_goes_out_in_order(listener):
     messages = [bytes((n,)) * 300_000 for n in range(20)]
     with connect(listener.path) as connection, listener.accept(ROUTER) as peer:
         shake_hands(connection)
-        for message in messages:  # nobody reads: who waited would wait for ever
+        for message in messages:  # nobody reads: a blocking send would wait forever
             connection.put(message)
             connection.flush()
         assert connection.unsent
@@ -223,7 +223,7 @@ def test_a_peer_that_goes_later_is_noticed_by_reading_and_by_writing(listener):
     with connect(listener.path) as connection:
         peer = listener.accept(ROUTER)
         shake_hands(connection)
-        peer.close()  # with our handshake unread: that is a reset
+        peer.close()  # with our handshake unread, which causes a reset
         with pytest.raises(ConnectionResetError):
             connection.receive()
         connection.put(b"x")

@@ -1,4 +1,4 @@
-"""A supervisor's end of workers.sock, and one real worker: for tests of the runtime alone."""
+"""The supervisor's end of workers.sock, and one real worker: for tests of the runtime alone."""
 
 import os
 import subprocess
@@ -89,7 +89,7 @@ class Fleet:
         self.router.send_multipart([self.identity, codec.encode(message)])
 
     def command(self, message: object) -> None:
-        """A message that cannot wait."""
+        """Send a message that cannot wait."""
         self.send(message)
         os.kill(self.pid, INTERRUPT_SIGNAL)
 

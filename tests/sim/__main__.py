@@ -1,4 +1,4 @@
-"""`python tests/sim --seeds 20000 --start 0`: many seeds, outside the test-suite."""
+"""Run many seeds outside of the test suite: `python tests/sim --seeds 20000 --start 0`."""
 
 import argparse
 import sys

@@ -2,6 +2,8 @@
 
 import pytest
 
+from musterd.supervisor.core.tasks import bulk
+
 SEEDS_DEFAULT = 500  # a minute of processor time
 SEEDS_LONG = 5000  # with --long; `--seeds 30000` before a release
 
@@ -16,9 +18,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--first-seed", type=int, help="where to begin (default 0)")
 
 
+@pytest.fixture(autouse=True)
+def _core_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Undo what a simulated world sets: tests of other folders run in the same process."""
+    monkeypatch.setattr(bulk, "RUN_MIN", bulk.RUN_MIN)
+
+
 @pytest.fixture(scope="session")
 def seeds(request: pytest.FixtureRequest) -> range:
-    """The seeds to run. The options are known only when this folder is named to pytest."""
+    """Return the seeds to run. pytest knows the options only when this folder is named to it."""
     config = request.config
     only = config.getoption("--seed", None)
     if only is not None:

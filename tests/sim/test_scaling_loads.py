@@ -1,4 +1,4 @@
-"""The scaler of one pool against loads that rise, fall, jump and tremble."""
+"""The scaler of one pool under loads that rise, fall, jump and tremble."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOK_NS = 1 * SECOND_NS
 MIN, MAX = 1, 20
 POLICY = ScalingPolicy(MIN, MAX, wait_ns=1 * SECOND_NS, idle_ns=30 * SECOND_NS)
 
-# How many workers a load needs at a moment, in seconds: arrivals per second times the run time.
+# How many workers a load needs at a second: arrivals per second times the run time.
 Shape = Callable[[float], float]
 
 
@@ -36,14 +36,14 @@ class Yard:
     scaler: Scaler = field(default_factory=lambda: Scaler(POLICY))
     size: int = MIN
     now_ns: int = 0
-    sizes: list[tuple[float, int]] = field(default_factory=list)  # at every change
+    sizes: list[tuple[float, int]] = field(default_factory=list)  # at each change
     waits: list[tuple[float, float]] = field(default_factory=list)  # (begun, waited), in seconds
-    queue: deque[int] = field(default_factory=deque)  # when each was queued
+    queue: deque[int] = field(default_factory=deque)  # when each task was queued
     starting: list[int] = field(default_factory=list)  # when each is up
-    ends: list[int] = field(default_factory=list)  # of those that are busy
+    ends: list[int] = field(default_factory=list)  # of busy workers
     running: int = MIN
     busy_most: int = 0
-    due: float = 0.0  # arrivals, with their fractions
+    due: float = 0.0  # arrivals, with fractions
     measured: bool = False
 
     def run(self, seconds: float) -> Yard:
@@ -70,7 +70,7 @@ class Yard:
         rate = self.shape(self.now_ns / SECOND_NS) / self.run_seconds * STEP_NS / SECOND_NS
         if self.tremble is None:
             self.due += rate
-        else:  # as many coins as make a Poisson process, near enough
+        else:  # a coin for each moment: nearly a Poisson process
             self.due += sum(self.tremble.random() < rate / 50 for _ in range(50))
         while self.due >= 1:
             self.due -= 1
@@ -113,7 +113,7 @@ class Yard:
         self.size = wish.size
         self.sizes.append((self.now_ns / SECOND_NS, self.size))
 
-    # -- what became of it --------------------------------------------------------------------
+    # -- results ------------------------------------------------------------------------------
 
     def size_at(self, second: float) -> int:
         return next((size for when, size in reversed(self.sizes) if when <= second), MIN)
@@ -149,7 +149,7 @@ def test_a_step_is_followed_within_half_a_minute_and_kept(
     yard = Yard(step(0.5, 10, 60), run_seconds, start_seconds).run(360)
     assert yard.size_at(90) >= 10, yard.sizes
     assert yard.longest_wait(100, 360) <= 1.5, yard.sizes
-    # What worked off the queue that had built up may be let go once; never called back.
+    # Workers that cleared the initial queue may be stopped once; none is started again.
     assert yard.turns <= 1, yard.sizes
     assert 10 <= yard.size_at(360) <= 13, yard.sizes
 
@@ -194,7 +194,7 @@ def test_bursts_that_come_again_before_workers_are_idle_find_them_there() -> Non
 def test_a_sawtooth_never_makes_it_flap(period: int) -> None:
     yard = Yard(lambda second: 12.0 * (second % period) / period).run(1200)
     teeth = 1200 // period
-    # It may follow each tooth once up and once down, or stay up; nothing in between.
+    # It may follow each tooth once up and once down, or stay up; nothing else.
     assert yard.turns <= 2 * teeth, yard.sizes
     if period <= 30:
         assert yard.turns <= 1, yard.sizes
@@ -203,7 +203,7 @@ def test_a_sawtooth_never_makes_it_flap(period: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_a_load_that_trembles_does_not_make_it_flap(seed: int) -> None:
     yard = Yard(lambda _: 6.0, tremble=Random(seed)).run(900)
-    assert yard.turns <= 3, yard.sizes  # in a quarter of an hour
+    assert yard.turns <= 3, yard.sizes  # within a quarter of an hour
     assert yard.longest_wait(60, 900) <= 5.0, yard.sizes
     assert 6 <= yard.size <= 16, yard.sizes
 

@@ -1,4 +1,4 @@
-"""The seam between core and shell: the simulation is the shell's equal, event by event.
+"""The seam between core and shell: the simulation equals the shell, event by event.
 
 The core is proved only for the events that the simulation makes. An event of the shell that the
 simulation lacks is not proved; an event that only the simulation makes proves nothing. So three
@@ -36,7 +36,7 @@ ROOT = Path(__file__).parents[2]
 SUPERVISOR = ROOT / "supervisor"
 CORE = SUPERVISOR / "core"
 
-# Structs that are no events: parts of events.
+# Structs that are parts of events, not events.
 PARTS = {"EndedTask", "MemorySource", "OnDisk", "Recovered"}
 
 
@@ -82,7 +82,7 @@ def _imported(tree: ast.Module, modules: tuple[ModuleType, ...]) -> dict[str, st
 
 
 def _made_in(tree: ast.AST, names: dict[str, str]) -> Iterator[str]:
-    """Find structs that are called, or that stand in a list of kinds to be called."""
+    """Find structs that are called, or named in a list of kinds to be called."""
     for node in ast.walk(tree):
         used: list[ast.expr | None] = []
         if isinstance(node, ast.Call) and ast.unparse(node.func) != "isinstance":
@@ -154,7 +154,7 @@ def test_a_few_seeds_tell_the_core_every_event_and_get_every_action(
     Timetable(0).run()
     Outages(0).run()
     for seed in (
-        *range(10 * len(PROFILES)),  # a worker class seldom fails to load
+        *range(10 * len(PROFILES)),  # a worker class rarely fails to load
         *range(LATER_SEED, LATER_SEED + len(LATER_PROFILES)),
         *range(UNREADABLE_SEED, UNREADABLE_SEED + 2 * len(UNREADABLE_PROFILES)),
         MEMORY_SEED,

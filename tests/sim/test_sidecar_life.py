@@ -1,4 +1,4 @@
-"""The processes beside the fleet in a simulated world: every seed, every invariant."""
+"""Sidecars in a simulated world: every seed, every invariant."""
 
 from simulation.sidecar_life import SidecarWorld
 

@@ -25,10 +25,10 @@ from simulation.profile import (
 )
 from simulation.runner import run_seed, run_world, story_digest
 
-FALLBACK_SEEDS = 5  # in fewer no task may have failed that asks for a fallback
+FALLBACK_SEEDS = 5  # with fewer seeds, perhaps no task with a fallback fails
 
-# Seeds that found a bug, with what it was. They run first, whatever else is run. (A change of the
-# simulation changes what a seed means; then a bug put back on purpose shows which seed finds it.)
+# Seeds that found a bug, each with its bug. They always run first. (A change of the simulation
+# changes the meaning of a seed; then the bug, put back on purpose, shows which seed finds it.)
 CORPUS = {
     0: "a client's lost connection raised KeyError",
     2: "a task that expired on its way to the disk was run",
@@ -162,7 +162,7 @@ def test_every_invariant_holds_where_the_store_cannot_be_read_and_people_command
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
-    """Not even the order of a set (PYTHONHASHSEED) may change what a seed means."""
+    """Not even the order of a set (PYTHONHASHSEED) may change the meaning of a seed."""
     seed = len(PROFILES) - 1  # everything at once
     script = f"""
 import sys

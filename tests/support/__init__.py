@@ -1,1 +1,1 @@
-"""What tests of all folders share: a real daemon, ways to wait, and the types of the fixtures."""
+"""Code that tests of all folders share: a real daemon, ways to wait, types of fixtures."""

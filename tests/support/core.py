@@ -1,4 +1,4 @@
-"""A fleet without processes: the core is told what happened, and its answers are kept."""
+"""A fleet without processes: tests tell the core what happened and keep its answers."""
 
 from random import Random
 from typing import Any, TypeVar
@@ -16,12 +16,12 @@ PEER = b"client"
 EXACT = BackoffPolicy(base_ns=SECOND_NS, factor=2.0, max_ns=60 * SECOND_NS, jitter=0.0)
 
 
-# Nothing happens by itself, unless a test asks for it.
+# Health checks are off unless a test asks for them.
 NO_HEALTH_CHECKS = {"heartbeat_timeout_ns": 0, "health_timeout_ns": 0}
 
 
 class Muster:
-    """A fleet of one pool `p` with the task `p.x`, on a disk that answers at once unless told."""
+    """A fleet of one pool `p` with the task `p.x`; its disk answers at once while `disk_works`."""
 
     def __init__(self, size: int = 1, *, max_retries: int = 3, **pool: Any) -> None:
         restart = RestartPolicy(backoff=EXACT, limit=3)
@@ -32,7 +32,7 @@ class Muster:
         self.fleet = Fleet(self.policy, Random(1))
         self.now_ns = 1000 * SECOND_NS
         self.disk_works = True
-        self.ticket = 0  # the last page that was written
+        self.ticket = 0  # of the last page that was written
         self._request = 0
 
     @property
@@ -40,7 +40,7 @@ class Muster:
         return self.fleet.pools["p"].slots
 
     def tell(self, event: Any) -> list[Any]:
-        """What it answers, and what follows from the disk's answer to that."""
+        """Tell the core an event; return its answer, with what follows from the disk's answer."""
         answer = self.fleet.handle(self.now_ns, event)
         self.fleet.validate()
         for page in [each for each in answer if isinstance(each, actions.Persist)]:
@@ -53,7 +53,7 @@ class Muster:
         return self.tell(events.Persisted(self.ticket))
 
     def wait(self, nanoseconds: int) -> list[Any]:
-        """Let time pass; every deadline on the way is kept."""
+        """Let time pass and keep every deadline on the way; return the answers."""
         until_ns, answer = self.now_ns + nanoseconds, []
         while (deadline_ns := self.fleet.next_deadline()) is not None and deadline_ns <= until_ns:
             self.now_ns = max(self.now_ns, deadline_ns)
@@ -62,7 +62,7 @@ class Muster:
         return answer
 
     def start(self) -> list[Any]:
-        """Everything up: the fork server and all workers (numbered from 1)."""
+        """Bring up the fork server and all workers, numbered from 1."""
         answer = self.tell(events.Started())
         answer += self.tell(
             events.ForkServerReady("p", (TaskDeclaration("x"), TaskDeclaration("y")))
@@ -82,7 +82,7 @@ class Muster:
         return self.tell(events.TasksSubmitted(peer, self._request, list(specs), 10**18, resend))
 
     def learn_tiny(self, runs: int = 1, worker: int = 1) -> None:
-        """One run of `p.x` that took 10 µs: from now on it comes in windows."""
+        """Run `p.x` for 10 µs, so that the core leases it in windows from now on."""
         for run in range(runs):
             answer = self.submit(TaskSpec(f"learn{run}", "p.x", b""))
             self.complete(worker, leases_of(answer)[0].lease, run_ns=10_000)

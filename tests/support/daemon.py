@@ -1,4 +1,4 @@
-"""A real daemon in a directory of its own, and proof that nothing is left of it."""
+"""A real daemon in a directory of its own, and proof that it leaves nothing behind."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from musterd.supervisor.api.status import FleetStatus, PoolStatus, WorkerStatus
 from musterd.supervisor.ctl.connection import Connection, Unreachable
 from support.waiting import WAIT_SECONDS, wait_for
 
-LOG_SECONDS = 0.05  # without a new line: five times what the writer of the log lets them wait
+LOG_SECONDS = 0.05  # a log without new lines for so long is complete: five times its writer's delay
 LOG_SECONDS_MAX = 2.0
 END_SECONDS = 60.0
 GONE_SECONDS = 20.0
@@ -43,7 +43,7 @@ class Muster:
         self.log_path = folder / "daemon.log"
         config: dict[str, Any] = {
             "supervisor": {"runtime_dir": str(self.runtime), "state_dir": str(self.state)},
-            # What else runs on this machine must not make these fleets smaller.
+            # Other programs on this machine must not make these fleets smaller.
             "memory": {"enabled": False},
             "pools": pools,
         }
@@ -72,13 +72,13 @@ class Muster:
         return self
 
     def limit_descriptors(self, limit: int) -> None:
-        """Of the daemon, from its next start on."""
+        """Limit the descriptors of the daemon, from its next start on."""
         self._launcher = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh"]
 
     def tune(self, module: str, **constants: object) -> None:
         """Give constants of the product other values in its processes, from the next start on.
 
-        For intervals that no configuration has: a test need not wait as long as people may.
+        Meant for intervals that no configuration has: a test need not wait as long as people may.
         """
         lines = [
             f"import {module} as module",
@@ -96,13 +96,20 @@ class Muster:
             return self.status().state in ("running", "degraded")
         return False
 
+    def answers(self) -> bool:
+        """Whether the daemon answers on its control socket, in whatever state the fleet is."""
+        with contextlib.suppress(Unreachable):
+            self.status()
+            return True
+        return False
+
     @property
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid
 
     def log(self) -> str:
-        """What it has written, with what its writer is about to."""
+        """Return the log of the daemon once its writer rests."""
         deadline = time.monotonic() + LOG_SECONDS_MAX
         size = -1
         while self.process is not None and self.process.poll() is None:
@@ -141,7 +148,7 @@ class Muster:
         )
 
     def stop(self) -> int:
-        """Shut down in phases; the exit code."""
+        """Shut down in phases; return the exit code."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -153,7 +160,7 @@ class Muster:
         self.process.wait(END_SECONDS)
 
     def processes(self) -> list[psutil.Process]:
-        """Everything that lives in this daemon's directory, wherever it was re-parented to."""
+        """Return every process in this daemon's directory, whatever its parent is now."""
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
@@ -198,10 +205,10 @@ class Jobs(Protocol):
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Tell whether a process that a killed daemon left runs no more.
+    """Tell whether a process that a killed daemon left behind has ended.
 
-    A zombie counts: its heir (PID 1, or these tests once one has become a subreaper) may not
-    collect it soon.
+    A zombie has ended: its new parent (PID 1, or these tests once one has become a subreaper)
+    may collect it late.
     """
     try:
         return process.status() == psutil.STATUS_ZOMBIE
@@ -226,7 +233,7 @@ def wait_for_end(muster: Muster) -> None:
 
 @contextlib.contextmanager
 def musters(short_folder: Path, node: pytest.Item) -> Iterator["Musters"]:
-    """Make daemons; afterwards no process, socket or temporary file of one may be left."""
+    """Make daemons; check afterwards that they left no process, socket or temporary file."""
     started: list[Muster] = []
 
     def make(

@@ -1,4 +1,4 @@
-"""What surrounds a daemon in a test: a tree of processes, a page of documentation, a bad disk."""
+"""The surroundings of a daemon in a test: a process tree, a page of documentation, a bad disk."""
 
 import os
 import re
@@ -18,7 +18,7 @@ GONE_SECONDS_MAX = 20.0
 
 
 class Survivors:
-    """A FIFO that a tree of processes holds open: it ends when the last of them is gone."""
+    """A FIFO that a tree of processes holds open until its last process is gone."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "fifo"
@@ -34,7 +34,7 @@ class Survivors:
         return not select.select([self._fd], [], [], 0)[0]
 
     def wait_until_gone(self) -> float:
-        """How long it took, in seconds."""
+        """Wait until the tree is gone; return how many seconds that took."""
         began = time.monotonic()
         assert select.select([self._fd], [], [], GONE_SECONDS_MAX)[0], "there are survivors"
         assert os.read(self._fd, 1) == b""
@@ -49,7 +49,7 @@ FILE_NAME = re.compile(r"# ([\w.]+\.(?:py|toml))\n")
 
 
 class Document:
-    """A page of the documentation, whose examples are put to work in `folder`."""
+    """A page of the documentation, whose examples run in `folder`."""
 
     def __init__(self, path: Path, daemon: Muster) -> None:
         self.text = path.read_text()
@@ -61,7 +61,7 @@ class Document:
                 (self.folder / match[1]).write_text(text)
 
     def section(self, heading: str) -> str:
-        """The text below a heading, up to the next one of any level."""
+        """Return the text below a heading, up to the next heading of any level."""
         found, inside, code = [], False, False
         for line in self.text.splitlines(keepends=True):
             code ^= line.startswith("```")
@@ -73,11 +73,11 @@ class Document:
         return "".join(found)
 
     def commands(self, heading: str) -> str:
-        """The shell commands below a heading."""
+        """Return the shell commands below a heading."""
         return "".join(text for kind, text in BLOCK.findall(self.section(heading)) if kind == "sh")
 
     def start(self, config: str, **settings: Any) -> Muster:
-        """The daemon, with one of the page's configurations."""
+        """Start the daemon with one of the page's configurations."""
         tables = tomllib.loads((self.folder / config).read_text())
         for key, value in settings.items():
             table, _, name = key.rpartition("__")
@@ -92,7 +92,7 @@ class Document:
         return self.daemon.start()
 
     def run(self, *words: str) -> str:
-        """What a program of the page, or a command, prints; it has to succeed."""
+        """Run a program of the page, or a command, that has to succeed; return its output."""
         done = subprocess.run(
             words if len(words) > 1 else [sys.executable, *words],
             capture_output=True,
@@ -112,7 +112,7 @@ class Document:
 
 
 class BrokenDisk:
-    """A disk that breaks when a test says so: see broken_disk.c, which is the source."""
+    """A disk that breaks when a test says so; its source is broken_disk.c."""
 
     def __init__(self, folder: Path, source: Path) -> None:
         self._switches = folder / "switches"
@@ -123,7 +123,7 @@ class BrokenDisk:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For a process whose disk this is."""
+        """Return the environment of a process that uses this disk."""
         return {
             **os.environ,
             "LD_PRELOAD": str(self._library),

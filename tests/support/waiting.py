@@ -8,9 +8,9 @@ import pytest
 
 T = TypeVar("T")
 
-# No quiet machine needs a tenth of it. It ends a test that would wait for ever.
+# Ends a test that would wait for ever. No quiet machine needs a tenth of this time.
 WAIT_SECONDS = 60.0
-LOOK_SECONDS = 0.005  # between two looks
+LOOK_SECONDS = 0.005  # the pause between two looks
 
 
 def wait_for(what: str, condition: Callable[[], T], seconds: float = WAIT_SECONDS) -> T:

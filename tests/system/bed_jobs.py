@@ -1,4 +1,4 @@
-"""Workers for the machines of these tests; runs inside them."""
+"""Workers of these tests; the module runs inside the machines."""
 
 import os
 import subprocess
@@ -19,14 +19,14 @@ class Jobs(Worker):
 
     @task(timeout=600)
     def litter(self, ctx, seconds: float) -> int:
-        """Leave a process that wants to survive, then go on for a while."""
+        """Leave a process that ignores signals, then go on for a while."""
         subprocess.Popen(["sh", "-c", "trap '' TERM HUP; exec sleep 54321"], start_new_session=True)
         time.sleep(seconds)
         return os.getpid()
 
 
 class Slow(Worker):
-    """Takes its time to start."""
+    """Takes long to start."""
 
     def open(self) -> None:
         time.sleep(float(os.environ.get("BED_OPEN_SECONDS", "2")))

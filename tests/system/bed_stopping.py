@@ -1,11 +1,11 @@
-"""Stops `musterd install` and `uninstall` at each of their steps, and runs them again.
+"""Stop `musterd install` and `uninstall` at each of their steps, and run them again.
 
     python bed_stopping.py ROOT error|death [EVERY]
 
 A step changes a file below ROOT or runs a program. `error`: the step fails as a system call does.
 `death`: nothing more is done, as after SIGKILL. EVERY = 10 stops at one in ten of the steps that
-change files. After the second run everything has to be as after a run that was not stopped. Prints
-how often each command was stopped.
+change files. After the second run, everything has to be as after a run without a stop. The program
+prints how often each command was stopped.
 """
 
 import errno
@@ -28,7 +28,7 @@ MANUAL = list(manpages.pages(musterd, musterctl))
 
 
 class Death(BaseException):
-    """The process ends here; nothing of ours may catch it."""
+    """The process ends here; our code may not catch it."""
 
 
 class Stop:
@@ -38,8 +38,8 @@ class Stop:
         self._root = str(root)
         self._how = how
         self._every = every
-        self._seen = 0  # changes of files
-        self._left = -1  # steps that pass; -1: all
+        self._seen = 0  # file changes so far
+        self._left = -1  # steps to let pass; -1: all
         self.stopped = False
         sys.addaudithook(self._hear)
 
@@ -71,7 +71,7 @@ class Stop:
 
 
 def state(root: Path) -> list[str]:
-    """All that an installation consists of."""
+    """Return all files of an installation."""
     found = [
         f"{path} -> {os.readlink(path)}" if path.is_symlink() else f"{path} {path.stat().st_size}"
         for place in LOOKED_AT
@@ -86,7 +86,7 @@ def state(root: Path) -> list[str]:
 
 
 def try_all(stop: Stop, root: Path, action: Callable[..., None], undo: Callable[..., None]) -> int:
-    """Stop `action` at each step once; return how many there are."""
+    """Stop `action` at each step once; return the number of steps."""
 
     def run(chosen: Callable[..., None]) -> None:
         chosen(root, lambda _: None, MANUAL)

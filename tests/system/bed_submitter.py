@@ -1,6 +1,6 @@
-"""Submits a task every few milliseconds until told to stop, then tells what became of them.
+"""Submit a task every few milliseconds until told to stop, then print the outcome of each.
 
-Runs inside a machine, over whatever happens to the daemon there.
+The program runs inside a machine, and goes on when the daemon there restarts.
 """
 
 import json

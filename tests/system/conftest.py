@@ -1,4 +1,4 @@
-"""Machines with a real systemd and musterd installed in them; skipped where there cannot be any."""
+"""Machines with a real systemd and musterd installed; skipped where no machine can be made."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,13 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def tree(request: pytest.FixtureRequest) -> Path:
-    """Where the files of the system are that machines are made of: / is this machine itself."""
+    """Return the directory with the system that machines are made of: / is this machine."""
     return request.config.getoption("--tree", None) or Path("/")
 
 
 @pytest.fixture(scope="session")
 def image(tree: Path) -> Iterator[bed.Image]:
-    """The system with `make install` done on top."""
+    """Make the system with `make install` done on top."""
     if reason := bed.missing(tree):
         pytest.skip(f"no machine can be booted here: {reason}")
     shop = bed.Workshop()
@@ -50,7 +50,7 @@ def image(tree: Path) -> Iterator[bed.Image]:
 
 @pytest.fixture
 def host(image: bed.Image, request: pytest.FixtureRequest) -> Iterator[Host]:
-    """A machine of its own for each test: booting takes half a second."""
+    """Boot a machine for one test, which takes half a second."""
     made = Host(image)
     try:
         made.furnish()

@@ -1,4 +1,4 @@
-"""The bed says what it lacks before it tries, and has nothing in it of the machine below."""
+"""The bed names what it lacks before it starts, and shows nothing of the machine below."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def test_a_command_that_is_missing_is_named(
 
 
 def test_every_command_of_the_script_is_looked_for() -> None:
-    """Those that are not on every Debian, or only where root looks."""
+    """The commands are those that not every Debian has, or that only root finds."""
     script = bed.SCRIPT.read_text()
     for name in ("pivot_root", "setpriv", "unshare", "chroot", "mountpoint", "awk"):
         assert (name in script) == (name in bed.COMMANDS), name
@@ -39,7 +39,7 @@ def test_a_tree_without_systemd_is_refused(tmp_path: Path) -> None:
     assert bed.missing(tmp_path) == f"{tmp_path}/lib/systemd/systemd is missing"
 
 
-# What a machine may have that has musterd installed, and people.
+# Files that a machine with musterd and users may have.
 OF_ITS_OWN = (
     "etc/musterd/musterd.toml",
     "etc/musterd/musterd.d/broken.toml",
@@ -103,7 +103,7 @@ def test_a_machine_sees_nothing_of_what_the_system_below_has_of_its_own(
         lines = (etc / name).read_text().splitlines()
         assert [line.partition(":")[0] for line in lines] == ["root", "nobody"]
 
-    # What is installed into the image has its folders for itself, also in the machines made of it.
+    # Directories of what the image installs hold nothing else, also in its machines.
     installed = shop.path("image/root/etc/musterd/own.toml")
     installed.parent.mkdir()
     installed.touch()

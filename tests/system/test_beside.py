@@ -1,4 +1,4 @@
-"""What runs beside the daemon under a real systemd: the web process as a unit, and alerts."""
+"""Sidecars under a real systemd: the web process as a unit, and alerts."""
 
 import json
 import re
@@ -12,12 +12,12 @@ DOCS = Path(__file__).parents[2] / "docs"
 SCALED = {"done": "parser is being scaled to 3 workers"}
 ADDRESS = "127.0.0.1:7717"
 POOLS = {"jobs": {"worker": "bed_jobs:Jobs", "size": 2}}
-# What it is told is appended: more than one message may come.
+# The command appends its input: more than one message may come.
 TICKET = "#!/bin/sh\nexec cat >> /var/lib/musterd/tickets\n"
 
 
 def shell(page: str, heading: str) -> str:
-    """The first commands of root's below a heading, as root types them."""
+    """Return the first commands for root below a heading."""
     text = (DOCS / page).read_text().partition(heading)[2]
     blocks = re.findall(r"^```(\w*)\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
     return next(block for kind, block in blocks if not kind and "sudo " in block).replace(
@@ -64,7 +64,7 @@ def test_actions_take_the_token_of_a_file_or_of_a_credential(host: Host, waiting
     token = host.file("/etc/musterd/http-token").read_text().strip()
     assert token not in host.journal("-u", "musterd")
     host.drop_in("[Service]\nLoadCredential=http-token:/etc/musterd/http-token\n")
-    host.run("chmod", "600", "/etc/musterd/http-token")  # the daemon's user cannot read it
+    host.run("chmod", "600", "/etc/musterd/http-token")  # the daemon's user cannot read the file
     host.configure(pools, http__listen=ADDRESS, http__token_file="http-token")
     host.run("systemctl", "restart", "musterd")
     waiting("it answers", lambda: get(host, "/healthz")[0] == 200)

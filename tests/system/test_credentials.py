@@ -1,4 +1,4 @@
-"""Credentials of systemd: of those that the hardened unit loads, a pool has what it names."""
+"""Credentials of systemd: a pool gets those that it names, of all that the hardened unit loads."""
 
 from typing import Any
 

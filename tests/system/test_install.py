@@ -6,8 +6,8 @@ from pathlib import Path
 from bed.host import Host
 
 SOURCE = "/usr/src/musterd"  # in the machine
-EXPOSURE_MAX = 3.0  # what `systemd-analyze security` says, from 0 (safe) to 10
-FILES_BETWEEN = 25  # of those that are written or removed: one run in a machine takes half a second
+EXPOSURE_MAX = 3.0  # a score of `systemd-analyze security`, from 0 (safe) to 10
+FILES_BETWEEN = 25  # files written or removed between two stops, since a run takes half a second
 
 
 def test_the_units_are_clean_and_expose_little(host: Host) -> None:
@@ -40,7 +40,7 @@ def test_commands_configuration_and_manual_are_in_place(host: Host) -> None:
 
 
 def test_a_wheel_is_installed_by_hand(host: Host) -> None:
-    """As the README says. What it needs from elsewhere is there: here is no network."""
+    """The commands are those of the README. Dependencies are there already: no network here."""
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     (block,) = re.findall(r"^```\n(sudo apt-get install .*?)^```", readme, re.M | re.S)
     commands = block.replace("sudo ", "").splitlines()[1:]
@@ -80,7 +80,7 @@ def test_what_runs_although_its_units_are_gone_is_stopped(host: Host) -> None:
 
 
 def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(host: Host) -> None:
-    """At each call of a program of systemd, and at some of the files; the rest is a unit test."""
+    """Stop at each call of a program of systemd, and at some files; a unit test does the rest."""
     script = (f"{SOURCE}/tests/system/bed_stopping.py", "/", "death", str(FILES_BETWEEN))
     said = host.run("/opt/musterd/bin/python", *script, timeout=300)
     stops = dict(line.split() for line in said.stdout.splitlines())
@@ -110,7 +110,7 @@ def test_an_upgrade_removes_the_drop_in_that_hid_failed_reloads(host: Host) -> N
 
 
 def _traces(host: Host) -> list[str]:
-    """What is left of an installation, but for data, configuration and the files of the tests."""
+    """Return what is left of an installation, without data, configuration and the tests' files."""
     places = ("/usr/local", "/etc/systemd/system", "/run/systemd")
     named = host.run("find", *places, "-name", "*musterd*").stdout.splitlines()
     ours = ("/etc/systemd/system/musterd.service.d", "/etc/systemd/system/musterd@.service.d")

@@ -1,4 +1,4 @@
-"""Other services than the one: several, a user's own, an upgraded one, one with browsers, none."""
+"""Other services: several instances, a user's own, an upgraded one, one with browsers, none."""
 
 from typing import Any
 
@@ -94,7 +94,7 @@ def test_uninstalling_leaves_data_and_configuration_only(host: Host) -> None:
     assert host.file("/var/lib/musterd/store.db").exists()
     assert host.file("/etc/musterd/musterd.toml").exists()
     assert host.show("musterd", "LoadState") == "not-found"
-    host.run("make", "-C", "/usr/src/musterd", "uninstall")  # once more is no error
+    host.run("make", "-C", "/usr/src/musterd", "uninstall")  # a second time is no error
 
 
 def test_browsers_run_in_their_own_sandbox_inside_the_hardened_unit(

@@ -1,4 +1,4 @@
-"""The journal of a real journald: fields, explanations, stories, and one that takes nothing."""
+"""A real journald: fields, explanations, stories of tasks, and a journald that reads nothing."""
 
 import json
 import re
@@ -122,7 +122,7 @@ def test_a_journald_that_is_stopped_holds_up_no_task_and_not_the_end(
     journald = daemon.show("systemd-journald", "MainPID")
     daemon.run("kill", "-STOP", journald)
     try:
-        for number in range(8):  # more than its socket and our buffers in between take
+        for number in range(8):  # more than its socket and our buffers hold
             daemon.ctl("submit", "noisy.talk", "lines=400", "--wait")
             done = daemon.ctl("submit", "noisy.add", f"a={number}", "b=1", "--wait")
             assert done.stdout.strip().endswith(str(number + 1))
@@ -145,7 +145,7 @@ def test_a_journald_that_is_stopped_holds_up_no_task_and_not_the_end(
 def test_members_of_the_groups_and_strangers_at_the_socket(daemon: Host) -> None:
     for group in ("operators", "watchers"):
         daemon.run("groupadd", group)
-    daemon.run("usermod", "-a", "-G", "operators", "musterd")  # may give the socket to it
+    daemon.run("usermod", "-a", "-G", "operators", "musterd")  # may give the socket to them
     for user, groups in (("ann", "operators"), ("bob", "watchers"), ("eve", "")):
         daemon.run("useradd", "-m", user, *(["-G", groups] if groups else []))
     daemon.configure(

@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md, typed on a machine with a real systemd."""
+"""The commands of docs/operations.md, run on a machine with a real systemd."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ needs_sqlite = pytest.mark.usefixtures("sqlite")
 
 
 def blocks(heading: str) -> list[str]:
-    """The shell commands below a heading, block by block."""
+    """Return the shell commands below a heading, block by block."""
     section = re.split(rf"^## {re.escape(heading)}$", PAGE, flags=re.MULTILINE)[1]
     found = BLOCK.findall(re.split(r"^## ", section, flags=re.MULTILINE)[0])
     assert found, heading
@@ -30,7 +30,7 @@ def blocks(heading: str) -> list[str]:
 
 
 def type_in(host: Host, block: str) -> str:
-    """Type commands as root, in the directory of the source; each has to succeed."""
+    """Run commands as root in the source directory; each has to succeed."""
     return str(host.run("sh", "-euc", f"cd {SOURCE}\n{block}").stdout)
 
 
@@ -51,7 +51,7 @@ def sqlite(host: Host) -> None:
 
 @pytest.fixture
 def another(image: bed.Image, host: Host) -> Iterator[Any]:
-    """A second machine."""
+    """Boot a second machine."""
     made = type(host)(image)
     try:
         made.furnish()
@@ -66,7 +66,7 @@ def test_installing_and_upgrading(host: Host) -> None:
     host.ctl("pause", "jobs")
     queued = host.submit("jobs.add", "a=1", "b=2")
     (upgrade,) = blocks("Upgrade")
-    for version in ("0.1.1", "0.0.9"):  # a newer one, and back to one that is older
+    for version in ("0.1.1", "0.0.9"):  # a newer version, and back to an older one
         for name in ("pyproject.toml", "src/musterd/__init__.py"):
             host.run("sed", "-i", f"s/0\\.[01]\\.[0-9]\\b/{version}/", f"{SOURCE}/{name}")
         assert f"musterd {version} (pid" in type_in(host, upgrade)
@@ -143,7 +143,7 @@ def test_a_corrupt_store_is_recovered_or_given_up(host: Host) -> None:
 
     def corrupt() -> None:
         host.run("systemctl", "stop", "musterd")
-        # Of an index, so that every task can still be read.
+        # Overwrite an index page, so that every task can still be read.
         page = host.run("sqlite3", STORE, "SELECT rootpage FROM sqlite_schema WHERE type='index'")
         number = int(page.stdout.split()[0])
         host.run(

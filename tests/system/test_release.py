@@ -1,4 +1,4 @@
-"""The unit tests with the Python of another release of Debian (`make test-trixie`)."""
+"""Run the unit tests with the Python of another Debian release (`make test-trixie`)."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from bed.host import Host
 
 UNIT_SECONDS = 1800.0  # on a busy machine; three minutes are usual
-SHOWN = 20_000  # characters of what a failed run has said
+SHOWN = 20_000  # characters shown of a failed run's output
 
 
 @pytest.mark.timeout(UNIT_SECONDS + 400)

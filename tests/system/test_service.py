@@ -1,4 +1,4 @@
-"""The life of the service under a real systemd: start, reload, stop, and whatever goes wrong."""
+"""The life of the service under a real systemd: start, reload, stop, and failures."""
 
 import time
 
@@ -7,11 +7,11 @@ import pytest
 from bed.host import Host
 from support.waiting import Waiting
 
-RELOADS = 5  # that fail, each followed by one that does not: the order of what systemd hears varies
+RELOADS = 5  # failed reloads, each followed by a good one: the order of systemd's messages varies
 
 
 def restarted(host: Host, before: int) -> bool:
-    """Whether another supervisor is up."""
+    """Tell whether another supervisor is up."""
     state, pid = host.properties("musterd", "ActiveState", "MainPID")
     return bool(state == "active" and int(pid) not in (0, before))
 
@@ -92,9 +92,9 @@ def test_a_supervisor_that_hangs_is_restarted_and_nothing_is_lost(
     host.run("kill", "-STOP", str(pid))
     waiting("systemd has restarted it", lambda: restarted(host, pid))
     assert "Watchdog timeout" in host.journal("-u", "musterd")
-    assert "Fatal Python error: Aborted" in host.journal("-u", "musterd")  # and where it hung
+    assert "Fatal Python error: Aborted" in host.journal("-u", "musterd")  # the place where it hung
     waiting("they end", lambda: all(host.task(id_)["state"] == "succeeded" for id_ in queued))
-    # The one that ran is run again. What its first run left is gone.
+    # The task that ran is run again. The processes of its first run are gone.
     waiting("one is left", lambda: _count(host, "sleep 54321") == 1)
     assert _count(host, "musterd: supervisor") == 1
 
@@ -113,7 +113,7 @@ def test_a_killed_supervisor_leaves_nothing_and_loses_nothing(host: Host, waitin
 
 
 def test_a_stop_waits_for_a_long_task(host: Host) -> None:
-    """Longer than systemd alone would wait."""
+    """The task takes longer than systemd alone would wait."""
     host.drop_in("[Service]\nTimeoutStopSec=1s\n")
     host.start()
     task_id = host.submit("jobs.nap", "seconds=4")
@@ -161,7 +161,7 @@ def test_a_stop_is_a_stop_although_clients_wait(host: Host, waiting: Waiting) ->
 def test_clients_wait_over_a_restart_and_no_submit_fails(
     host: Host, how: str, waiting: Waiting
 ) -> None:
-    if how == "socket alone":  # nobody started the service: the first client does
+    if how == "socket alone":  # the first client starts the service
         host.run("systemctl", "start", "musterd-tasks.socket", "musterd-control.socket")
         assert host.show("musterd", "ActiveState") == "inactive"
     else:
@@ -173,7 +173,7 @@ def test_clients_wait_over_a_restart_and_no_submit_fails(
         if how == "kill":
             host.run("kill", "-KILL", str(pid))
         else:
-            long = host.submit("jobs.nap", "seconds=1")  # so that there is something to drain
+            long = host.submit("jobs.nap", "seconds=1")  # so that the drain waits for something
             _until_running(host, long)
             host.run("systemctl", "restart", "musterd")
         waiting("another one is up", lambda before=pid: restarted(host, before))
@@ -194,7 +194,7 @@ def test_workers_have_control_groups_of_their_own_where_namespaces_are_refused(
     host.submit("jobs.litter", "seconds=300")
     waiting("it runs", lambda: _count(host, "sleep 54321") == 1)
     host.run("systemctl", "stop", "musterd", "--no-block")
-    host.run("systemctl", "kill", "--kill-whom=main", "musterd")  # no drain: asked twice
+    host.run("systemctl", "kill", "--kill-whom=main", "musterd")  # a second signal ends the drain
     waiting("all of it is gone", lambda: not host.daemon_processes())
 
 
@@ -222,7 +222,7 @@ def test_what_cannot_start_is_not_started_over_and_over(host: Host, waiting: Wai
     assert host.show("musterd", "ExecMainStatus") == "78"
     assert "pools.jobs.size" in host.journal("-u", "musterd")
     assert host.show("musterd", "NRestarts") == "0"
-    # A client that waits has it started again and again, but not for ever.
+    # A client that waits gets the service started again and again, but not forever.
     host.run("systemctl", "start", "musterd-control.socket", check=False)
     assert host.ctl("--timeout", "60", "pid", check=False).returncode != 0
     waiting(

@@ -1,4 +1,4 @@
-"""What unit tests share: a fleet of the core, and both ways of the store to write tasks."""
+"""Fixtures of unit tests: a fleet of the core, and both ways in which the store keeps tasks."""
 
 import pytest
 
@@ -8,14 +8,14 @@ from support.core import Muster
 
 @pytest.fixture
 def muster() -> type[Muster]:
-    """Call it for a fleet: `muster(size=2)`."""
+    """Return the class of the fleet: `muster(size=2)` makes one."""
     return Muster
 
 
 @pytest.fixture(params=["rows", "batches"])
 def rows_or_batches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The store as it is with tasks that come one by one, and with many at a time."""
+    """Run the test with a row for each task, and with batches even of a single task."""
     if request.param == "batches":
         monkeypatch.setattr(task_batches, "BATCH_MIN", 1)
         monkeypatch.setattr(result_batches, "BATCH_MIN", 1)
-        monkeypatch.setattr(task_batches, "latest_id", lambda: "~")  # any id is one of a client
+        monkeypatch.setattr(task_batches, "latest_id", lambda: "~")  # let any id be a client's

@@ -18,7 +18,7 @@ def docstring(path: Path) -> str:
 
 
 def room_row(folder: Path) -> str:
-    """Return the line of the map that stands for a room, as its docstring has it."""
+    """Return the row of the map for a room, made from its docstring."""
     doc = docstring(folder / "__init__.py")
     imports = re.search(r"^May import: (.*?)\.$", doc, re.MULTILINE | re.DOTALL)
     assert imports is not None, folder
@@ -28,7 +28,7 @@ def room_row(folder: Path) -> str:
 
 
 def rooms() -> list[Path]:
-    """Return the folders that are rooms: they say what they may import."""
+    """Return the folders that are rooms: their docstrings say what they may import."""
     return sorted(
         path.parent
         for top in TOP

@@ -1,4 +1,4 @@
-"""The shipped rules for Prometheus and the dashboard for Grafana, by themselves."""
+"""The shipped rules for Prometheus and the dashboard for Grafana, without a daemon."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "etc" / "prometheus-rules.yml"
 DASHBOARD = ROOT / "etc" / "grafana-dashboard.json"
 
-# What Prometheus would see, and which alerts it has to raise from that.
+# Series that Prometheus sees, and the alerts that it has to raise.
 CASES = """
 rule_files: [{rules}]
 evaluation_interval: 1m
@@ -75,7 +75,7 @@ def test_the_rules_fire_when_they_should_and_not_else(tmp_path: Path) -> None:
     alerts = []
     for name, found in EXPECTED.items():
         (rule,) = [r for g in rules["groups"] for r in g["rules"] if r.get("alert") == name]
-        # Only whether it fires and for what: texts are written anew too often to be repeated here.
+        # Compare only what fires and for what: the texts change too often to be repeated here.
         rule.pop("annotations", None)
         severity = rule["labels"]["severity"]
         expected = "".join(

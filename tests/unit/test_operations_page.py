@@ -1,4 +1,4 @@
-"""docs/operations.md says what the program, the journal's catalog and the examples say."""
+"""docs/operations.md agrees with the program, the journal's catalog and the examples."""
 
 import re
 from pathlib import Path
@@ -16,16 +16,16 @@ CATALOG = (ROOT / "systemd" / "musterd.catalog").read_text()
 SHIPPED = ROOT / "etc" / "musterd.toml"
 EXAMPLES = ROOT / "etc" / "examples"
 MIB = 2**20
-# Told before there is a fleet, by the store itself.
+# The store itself tells these, before there is a fleet.
 OF_THE_STORE = {"store.corrupt", "store.migrated"}
-# What the page plans with, in MiB: supervisor and two fork servers, a parser, a browser.
+# MiB that the page plans with: supervisor and two fork servers, a parser, a browser.
 BASE, PARSER, BROWSER = 60, 19, 346
-# Of a machine that is sold with so much, this is what the kernel leaves, and the others take.
+# The share of a machine's memory that the kernel leaves, and the MiB that other programs take.
 USABLE, OTHERS = 0.94, 200
 
 
 def rows() -> dict[str, str]:
-    """The commands in the row of each message."""
+    """Return the commands that the page has for each message."""
     found: dict[str, str] = {}
     for names, _, commands in re.findall(
         r"^\| (`[a-z][a-z.`, _]+) \| (.+) \| (.+) \|$", PAGE, re.M
@@ -35,7 +35,7 @@ def rows() -> dict[str, str]:
 
 
 def explained(event: str) -> str:
-    """The text of the catalog."""
+    """Return the catalog's text about an event."""
     return CATALOG.partition(f"-- {MESSAGE_IDS[event]}\n")[2].partition("\n-- ")[0]
 
 
@@ -93,7 +93,7 @@ def test_links_of_the_page_lead_somewhere() -> None:
 
 
 def machines() -> list[tuple[str, ...]]:
-    """Rows of the table: size in GB, file, parsers, browsers, max_memory, planned."""
+    """Return the rows of the table: size in GB, file, parsers, browsers, max_memory, planned."""
     row = r"^\| (\d) GB \| `(\w+\.toml)` \| ([\d to]+) \| ([\d to]+)\D* \| (\w+) \| .+ \|"
     row += r" ([\d.]+ \w+) \|$"
     return re.findall(row, PAGE, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The rules of the house, kept by a test: who imports whom, a pure core, nothing too long."""
+"""Enforce the rules of the house: allowed imports, a pure core, nothing too long."""
 
 import ast
 import importlib
@@ -17,7 +17,7 @@ NAMES = [str(path.relative_to(ROOT)) for path in SOURCES]
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 80
 
-# Rooms of ipc that are as pure as the core, and modules of the others, so that it may use them.
+# Rooms and modules of ipc that are as pure as the core, so that the core may use them.
 PURE = ("ipc.resilience", "ipc.wire.messages")
 # The core has no I/O, no clock, no randomness of its own.
 IMPURE = {
@@ -42,7 +42,7 @@ IMPURE = {
     "uuid",
     "zmq",
 }
-# The calendar: dates are calculated with, the clock is not read.
+# The calendar calculates with dates and never reads the clock.
 CALENDAR = ("supervisor/core/model/timing.py", {"datetime.datetime", "datetime.tzinfo"})
 READS_THE_CLOCK = {"now", "today", "utcnow"}
 
@@ -52,7 +52,7 @@ def parse(path: Path) -> ast.Module:
 
 
 def imports(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Every module a file names in an import, wherever in it: (line, name)."""
+    """Yield (line, name) of every module that a file imports, anywhere in the file."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -100,14 +100,14 @@ def short(room: str) -> str:
 
 
 def home(name: str) -> str:
-    """Return the module of ours in which an imported name is."""
+    """Return our module that an imported name belongs to."""
     while name not in MODULES:
         name = name.rpartition(".")[0]
     return name
 
 
 def rooms_imported(room: str) -> dict[str, list[str]]:
-    """Return the rooms that a room imports, `if TYPE_CHECKING` included, each with where."""
+    """Return the rooms that a room imports, `if TYPE_CHECKING` included, and the lines that do."""
     found: dict[str, list[str]] = {}
     for name, path in MODULES.items():
         if room_of(name) != room:
@@ -179,7 +179,7 @@ def strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
     "path", [*SOURCES, ROOT / "src" / "musterd" / "__init__.py"], ids=[*NAMES, "musterd"]
 )
 def test_every_module_that_is_named_in_a_string_is_there(path: Path) -> None:
-    """What is loaded by its name fails late, or is silently taken for something else."""
+    """A module loaded by a wrong name fails late, or is silently taken for something else."""
     missing = [
         f"line {line}: {name}"
         for line, text in strings(parse(path))
@@ -190,7 +190,7 @@ def test_every_module_that_is_named_in_a_string_is_there(path: Path) -> None:
 
 
 def is_there(name: str) -> bool:
-    """Whether this is a module of ours, or something in one."""
+    """Tell whether a name is a module of ours, or something in one."""
     if name.removeprefix("musterd.") in MODULES:
         return True
     module, _, attribute = name.rpartition(".")
@@ -237,7 +237,7 @@ def test_the_core_is_pure(path: Path) -> None:
 
 @pytest.mark.parametrize("path", SOURCES, ids=NAMES)
 def test_libzmq_is_in_no_process_of_ours_but_the_publisher(path: Path) -> None:
-    """It ends the process on some input of peers, and when there are no descriptors left."""
+    """libzmq ends its process on some input of peers, and when no descriptors are left."""
     if str(path.relative_to(ROOT)).startswith("supervisor/publisher"):
         return
     named = [f"line {line}" for line, module in imports(parse(path)) if within(module, "zmq")]
@@ -259,12 +259,12 @@ def test_modules_and_functions_fit(path: Path) -> None:
 
 
 def test_the_folder_of_units_is_no_package() -> None:
-    """With an __init__.py it would hide the module `systemd` of systemd-python."""
+    """An __init__.py would hide the module `systemd` of systemd-python."""
     assert not (ROOT / "systemd" / "__init__.py").exists()
 
 
 def project_files() -> list[Path]:
-    """What belongs to the project: all that git would keep, or without git everything visible."""
+    """Return the files of the project: all that git would keep, or without git all visible ones."""
     try:
         listed = subprocess.run(
             ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],

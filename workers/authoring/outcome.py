@@ -70,7 +70,7 @@ def encode_plain(called: str, value: Any) -> bytes:
     except Exception as error:  # noqa: BLE001 - also whatever the properties of the value raise
         path, reason = _culprit(called, value, error)
         raise Unserialisable(f"{reason} at {path}") from None
-    # Whatever is longer than a result may be is refused by the caller.
+    # The caller refuses values that are longer than a result may be.
     if NESTING_MAX < len(data) <= RESULT_BYTES_MAX and nests_too_deeply(data):
         raise Unserialisable(f"{called} is nested deeper than {NESTING_MAX} levels")
     return data

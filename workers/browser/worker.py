@@ -66,7 +66,7 @@ LEAVE_SHARE, LEAVE_SECONDS_MAX = 0.1, 1.0
 RECYCLE_REQUESTS = 50  # browsers grow with every page
 RECYCLE_SECONDS = 1800.0
 RECYCLE_JITTER = 0.1  # a tenth more or less
-# So many pages in a row that do not load: it may be the browser, whose probe needs no network.
+# Pages in a row that do not load: then the browser may be broken, whose probe needs no network.
 # Another browser costs less than finding out.
 TIMEOUTS_MAX = 3
 DEFAULT_SELECT = {"title": "title"}

@@ -64,7 +64,7 @@ class End(Struct, frozen=True):
 
 class _At(Enum):
     HEAD = auto()
-    LENGTH = auto()  # so many bytes of the body are missing
+    LENGTH = auto()  # some bytes of the body are missing
     UNTIL_EOF = auto()
     CHUNK_SIZE = auto()
     CHUNK_DATA = auto()

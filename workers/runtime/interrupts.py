@@ -486,7 +486,7 @@ async def within_time(
 
 
 class _Limit:
-    """Cancels the asyncio task that made it after so many seconds, and again until end()."""
+    """Cancels the asyncio task that made it after this many seconds, and again until end()."""
 
     def __init__(self, seconds: float) -> None:
         task = asyncio.current_task()

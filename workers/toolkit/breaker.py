@@ -242,7 +242,7 @@ def _entry(key: str, policy: BreakerPolicy) -> _Entry:
 
 
 def _forget(key: str) -> bool:
-    """The next call finds it closed, so that is what is told; False if there is none."""
+    """Forget a breaker and report it closed, as the next call finds it; False if there is none."""
     entry = _entries.pop(key, None)
     if entry is not None and entry.breaker.state in (BreakerState.OPEN, BreakerState.HALF_OPEN):
         counts.breaker_changed(key, str(BreakerState.CLOSED))

@@ -130,7 +130,7 @@ class _Cache:
                     self._end(key, mine, value)
                     return value
                 self._check_maker(found, mine)
-                # Shielded: who gives up waiting must not take the answer from the others.
+                # Shielded: a caller that stops waiting must not take the answer from the others.
                 answer = asyncio.wrap_future(found.future)
                 answer.add_done_callback(_look_at)
                 return await asyncio.shield(answer)
@@ -207,7 +207,7 @@ class _Cache:
 
 
 def _look_at(answer: asyncio.Future[Any]) -> None:
-    """Else asyncio logs the error of an answer whose waiter was cancelled before it came."""
+    """Retrieve the error; else asyncio logs it when the waiter was cancelled before the answer."""
     if not answer.cancelled():
         answer.exception()
 

@@ -70,7 +70,7 @@ from musterd.workers.toolkit.retry import retry_with
 from musterd.workers.toolkit.state import HasState, Operation
 
 WRITE_SECONDS = 2.0
-WRITE_BYTES = 64 * 1024  # asyncio buffers so much before it makes a writer wait
+WRITE_BYTES = 64 * 1024  # asyncio buffers this much before it makes a writer wait
 TOTAL_SECONDS = 120.0  # a server that sends one byte now and then must come to an end
 NETWORK_RETRIES = 5
 TOO_MANY_REQUESTS = 429

@@ -113,7 +113,7 @@ class SyncNetworkClient:
             future.cancel()  # of a stopped task; a finished one is left as it is
 
     def _open(self) -> asyncio.AbstractEventLoop:
-        """The loop of this process; the caller has the lock."""
+        """Return the loop of this process; the caller holds the lock."""
         self._leave_to_parent()
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
@@ -124,7 +124,7 @@ class SyncNetworkClient:
         return self._loop
 
     def _leave_to_parent(self) -> None:
-        """In a fork, begin anew: it has no thread of its parent, and shares its connections."""
+        """Begin anew in a fork, which has no threads of its parent but shares its connections."""
         if self._pid != os.getpid():
             if self._loop is not None:
                 _of_parents.append((self._loop, self._client))
@@ -151,7 +151,7 @@ class SyncNetworkClient:
 
 
 async def _end(client: NetworkClient) -> None:
-    """In its loop, before that stops: whoever waits for a request would else wait for ever."""
+    """Cancel all requests in the loop before it stops, so that no caller waits forever."""
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for each in others:
         each.cancel()

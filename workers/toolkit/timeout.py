@@ -1,4 +1,4 @@
-"""Stop waiting for a function after so many seconds.
+"""Stop waiting for a function after a number of seconds.
 
 An async function is cancelled, as by asyncio.timeout.
 
@@ -41,7 +41,7 @@ class CallTimeout(MusterdError, TimeoutError):
 
 
 def timeout(seconds: float | timedelta) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Raise CallTimeout in the caller if the function takes longer than so many seconds."""
+    """Raise CallTimeout in the caller if the function takes longer than this many seconds."""
     limit = functions.seconds("timeout: seconds", seconds)
 
     def wrap(function: Callable[P, R]) -> Callable[P, R]:

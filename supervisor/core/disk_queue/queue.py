@@ -51,7 +51,7 @@ from musterd.supervisor.core.model.queue import PoolQueue
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState, add_watcher
 
-PAGES_AHEAD = 2  # a lane with so much in memory orders its next page: a read takes time too
+PAGES_AHEAD = 2  # a lane with no more pages in memory orders the next one: a read takes time
 PAGED_MAX = 10_000  # tasks in the pages of all lanes: with many lanes, pages are smaller ...
 PAGE_MIN = 4  # ... but never one read per task
 

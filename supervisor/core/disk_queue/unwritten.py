@@ -39,7 +39,7 @@ class UnwrittenTasks:
         return any(isinstance(event, events.CancelRequested) for event in self._held)
 
     def give_up(self, peer: bytes) -> list[events.TasksSubmitted]:
-        """The repeated submits of a connection that is over: they are not kept any more."""
+        """Stop keeping the repeated submits of a connection that is over; return them."""
         held, self._held = self._held, []
         given_up: list[events.TasksSubmitted] = []
         for event in held:

@@ -96,7 +96,7 @@ class Fact(Struct, frozen=True, gc=False):
     kind: str
     key: str
     value: bytes | None  # None: forget it
-    ttl_ns: int = 0  # 0: for ever
+    ttl_ns: int = 0  # 0: forever
 
 
 class AttemptRecord(Struct, frozen=True, gc=False):
@@ -391,7 +391,7 @@ class Report(Struct, frozen=True):
 
     @property
     def rank(self) -> int:
-        """A task's reports keep their place: the log tells its life in order."""
+        """Keep a task's reports in their place: the log tells its life in order."""
         return WORK if self.task else REPORT
 
 

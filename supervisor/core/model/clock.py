@@ -49,7 +49,7 @@ class Anchor(Struct, array_like=True, frozen=True):
 
 
 class Steps(Struct, frozen=True):
-    """What the clock was set by since that was last told."""
+    """How far the clock was set since the last report."""
 
     last_ns: int
     count: int
@@ -106,7 +106,7 @@ class Clock:
         return bool(self.ahead_ns)
 
     def steps_due(self, boot_ns: int) -> Steps | None:
-        """The steps that are to be told now; each is told once, with others if they come often."""
+        """Return the steps to report now; each is reported once, with others if they come often."""
         told_ns = self._told_ns
         if self._untold is None or (told_ns is not None and boot_ns - told_ns < TOLD_GAP_NS):
             return None

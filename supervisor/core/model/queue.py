@@ -323,7 +323,7 @@ class PoolQueue:
 
     def _pass_turns(self, count: int) -> None:
         rounds, self._turn = divmod(self._turn + count, AGING_TURN)
-        for _ in range(rounds % LOW):  # so many levels take turns
+        for _ in range(rounds % LOW):  # this many levels take turns
             self._aged_level = self._aged_level - 1 if self._aged_level > HIGH else LOW
 
     def _next(self, now_ns: int) -> Level | None:

@@ -221,7 +221,7 @@ class Slot:
 
 
 def restart_pause_ns(policy: RestartPolicy, failures: int, rng: Random) -> int:
-    """Return the pause after so many failures in a row: none after the first."""
+    """Return the pause after this many failures in a row: none after the first."""
     if failures <= 1:
         return 0
     pause = pause_ns(policy.backoff, failures - 1, rng)

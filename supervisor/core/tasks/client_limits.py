@@ -22,7 +22,7 @@ ALL_BYTES_MAX = 96 * MIB
 # Unanswered requests of one connection: more than our own client has under way, and a commit takes
 # milliseconds. A single request may be larger.
 PENDING_BYTES_MAX = 8 * MIB
-# What a connection may hold whatever others do; less with thousands of connections.
+# What a connection may always hold; less with thousands of connections.
 SHARE_BYTES_MAX = 256 * KIB
 SHARE_BYTES_MIN = 16 * KIB
 OUTBOX_BYTES_MAX = 2 * MIB  # answers not taken: beyond this the connection is not read ...

@@ -35,7 +35,7 @@ from musterd.supervisor.core.tasks.retries import Retries
 
 COST_MIN_NS = 10_000  # the least a task costs: the worker's own work around it
 COST_SMOOTHING = 8  # a new measurement moves the estimate by this fraction of the difference
-INTERRUPTIONS_MAX = 20  # shutdowns and recycles that one task may survive: no task runs for ever
+INTERRUPTIONS_MAX = 20  # shutdowns and recycles that one task may survive: no task runs forever
 
 
 class Endings:

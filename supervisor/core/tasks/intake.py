@@ -122,7 +122,7 @@ class Intake:
         self._ledger.acknowledge(submitted.peer, 0, rejected, submitted.tasks, at_once=True)
 
     def peer_lost(self, event: events.PeerLost) -> None:
-        """Give up what had to wait: it would be kept for nobody, and the client sends it again."""
+        """Give up waiting submits of a lost connection: its client sends them again."""
         for submitted in self.unwritten.give_up(event.peer):
             self.resend_unknown(events.ResendUnknown(submitted))
 

@@ -40,7 +40,7 @@ STALL_NS = 20 * MILLISECOND_NS
 HARD_GRACE_NS = 5 * SECOND_NS  # from the soft timeout inside to the kill from outside
 CANCEL_GRACE_NS = 5 * SECOND_NS  # from the interruption of a cancelled task to the kill
 BOARD_AGAIN_NS = 1 * SECOND_NS  # read the board again when it shows nothing running
-IDLE_LOOKS_MAX = 5  # after so many reads a worker that has leases and runs none is stuck
+IDLE_LOOKS_MAX = 5  # after this many reads a worker that has leases and runs none is stuck
 
 
 RETURNED_AND_RUN = "it runs a task that it has given back, which others may run by now"

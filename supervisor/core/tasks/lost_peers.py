@@ -68,7 +68,7 @@ class LostPeers:
 
 
 def _without(peers: dict[bytes, None], lost: dict[bytes, None]) -> dict[bytes, None] | None:
-    """Return the watchers that are left; None if nobody is."""
+    """Return the watchers that are left; None if none is."""
     if peers.keys().isdisjoint(lost):
         return peers or None
     return {peer: None for peer in peers if peer not in lost} or None

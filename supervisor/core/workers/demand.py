@@ -15,7 +15,7 @@ from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS
 from musterd.supervisor.core.model.scaler import NO_LEVEL, UNKNOWN_RUN_NS, Load
 from musterd.supervisor.core.model.slot import SlotState
 
-LANES_MAX = 1000  # looked at per level: so many lanes justify any growth
+LANES_MAX = 1000  # looked at per level: this many lanes justify any growth
 
 UNLIMITED = 1 << 40
 

@@ -1,1 +1,1 @@
-"""For the tests of browsers in trouble: a site that is no good, and a fleet seen from outside."""
+"""Tests of browsers in trouble: a harmful site, and a fleet seen from outside."""

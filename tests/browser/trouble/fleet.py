@@ -1,4 +1,4 @@
-"""A daemon with browser pools, seen from outside: whose process is what, and what is left over."""
+"""A daemon with browser pools, seen from outside: its processes, their owners, and leftovers."""
 
 import contextlib
 import os
@@ -17,25 +17,25 @@ from support.daemon import Muster
 from support.waiting import Waiting
 from trouble.site import TroubleSite
 
-RENDERERS_IDLE_MAX = 2  # spare ones, made before they are needed
+RENDERERS_IDLE_MAX = 2  # spare renderers, made before they are needed
 RESULT_SECONDS = 60.0
 OF_BROWSERS = ("part", "network", "renderer")
-CACHES = ("dconf", "fontconfig")  # of libraries, which do not grow
+CACHES = ("dconf", "fontconfig")  # of libraries; they do not grow
 LOOK_SECONDS = 0.1  # between two looks at all processes of the machine
 
 
 class Part(NamedTuple):
-    """A process of the daemon's."""
+    """A process of the daemon."""
 
     pid: int
-    mark: int  # tells whose it is, see musterd.supervisor.processes.marks
+    mark: int  # tells the owner, see musterd.supervisor.processes.marks
     kind: str  # "browser" (its main process), "driver", "renderer", "network", "musterd", or "part"
     status: str
     session: int
 
 
 def mark_of(pid: int) -> int:
-    """The mark a process carries, 0 for none. Not by prlimit(), which asks who may change it."""
+    """Return the mark of a process, 0 for none. prlimit() needs the right to change limits."""
     try:
         lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -58,7 +58,7 @@ def _kind(process: psutil.Process) -> str:
 
 
 def _parts(run: int) -> Iterator[Part]:
-    """Every process that carries a mark of this run, zombies included, wherever it went."""
+    """Return every process with a mark of this run, zombies included, whatever its parent."""
     for name in os.listdir("/proc"):
         if name.isdecimal() and (mark := mark_of(int(name))) >> OWNER_BITS == run:
             with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
@@ -82,7 +82,7 @@ class Fleet:
     # -- tasks ---------------------------------------------------------------------------------
 
     def submit(self, path: str, pool: str = "browser", **options: Any) -> Any:
-        """A task that opens a page of the site; keywords of submit() but for `args`."""
+        """Submit a task that opens a page of the site; options are those of submit()."""
         args = {"url": f"{self.site.url}{path}", **options.pop("args", {})}
         method = options.pop("method", "render")
         return self.client.submit(f"{pool}.{method}", args, max_retries=0, **options)
@@ -91,7 +91,7 @@ class Fleet:
         return dict(self.submit(path, pool, **options).result(RESULT_SECONDS))
 
     def loading(self, pages: dict[str, str], **options: Any) -> dict[str, Any]:
-        """Tasks by pool, each with its page, all of which have been asked for by now."""
+        """Submit a page for each pool; return the tasks by pool once the site has all requests."""
         before = self.site.requested.copy()
         before.update(pages.values())
         tasks = {pool: self.submit(path, pool, **options) for pool, path in pages.items()}
@@ -104,30 +104,30 @@ class Fleet:
         return int(self.waiting("there is a worker", lambda: self.daemon.worker(f"{pool}/0").pid))
 
     def parts(self, pool: str) -> list[Part]:
-        """The processes of the pool's worker."""
+        """Return the processes of the pool's worker."""
         mark = mark_of(self.worker(pool))
         return [part for part in _parts(self.run) if part.mark == mark]
 
     def strike(self, pool: str, kind: str, number: signal.Signals) -> None:
-        """Sends the signal to all processes of this kind; "worker" is the worker itself."""
+        """Send the signal to all processes of this kind; "worker" is the worker itself."""
         pids = [part.pid for part in self.parts(pool) if part.kind == kind]
         for pid in [self.worker(pool)] if kind == "worker" else pids:
             os.kill(pid, number)
 
     def one(self, pool: str, kind: str) -> Part:
-        """A process of this kind."""
+        """Return a process of this kind."""
         return next(part for part in self.parts(pool) if part.kind == kind)
 
     def profile(self, pool: str) -> Path:
-        """The directory of the pool's browser."""
+        """Return the directory of the pool's browser."""
         (worker,) = Path(self.daemon.state, "tmp").glob(f"{pool}-*")
         (profile,) = worker.iterdir()
         return profile
 
-    # -- what is left --------------------------------------------------------------------------
+    # -- leftovers ------------------------------------------------------------------------------
 
     def untidy(self) -> str:
-        """What is there and should not be, when nothing runs; "" where all is well."""
+        """Name something that should not be there when no task runs; "" where all is well."""
         parts = list(_parts(self.run))
         workers = {mark_of(self.worker(pool)): pool for pool in self.pools}
         fork_servers = {mark_of(p.pid) for p in psutil.Process(self.daemon.pid).children()}
@@ -142,7 +142,7 @@ class Fleet:
         return self._litter()
 
     def _crowded(self, parts: list[Part]) -> str:
-        """What a worker has more or less of than one browser."""
+        """Say in what a worker differs from one with exactly one browser."""
         kinds = Counter(part.kind for part in parts)
         wanted = {"browser": 1, "driver": int(self.backend == "playwright")}
         if any(kinds[kind] != number for kind, number in wanted.items()):
@@ -154,7 +154,7 @@ class Fleet:
         return f"left by another browser: {of_others}" if of_others else ""
 
     def _litter(self) -> str:
-        """One directory for each worker, one in it for its browser."""
+        """Say what differs from one directory per worker, with one in it for its browser."""
         workers = list(Path(self.daemon.state, "tmp").iterdir())
         if len(workers) != len(self.pools):
             return f"directories of workers: {workers}"
@@ -166,7 +166,7 @@ class Fleet:
         return f"files in the user's home: {strange}" if strange else ""
 
     def settle(self) -> None:
-        """Waits until nothing is left of what happened."""
+        """Wait until nothing is left of earlier tasks."""
         last = "?"
 
         def tidy() -> bool:
@@ -183,7 +183,7 @@ class Fleet:
             raise
 
     def well(self) -> None:
-        """The next task of each pool works, and nothing is left of the last."""
+        """Check that the next task of each pool works, and that nothing is left of the last."""
         tasks = [self.submit("/good", pool) for pool in self.pools]
         for pool, task in zip(self.pools, tasks, strict=True):
             assert task.result(RESULT_SECONDS)["title"] == "good", pool
@@ -191,7 +191,7 @@ class Fleet:
 
 
 def failure(task: Any) -> str:
-    """How a task failed: the class of its error, or its kind where it never came to raise one."""
+    """Return the class of a task's error, or its kind where no exception was raised."""
     try:
         value = task.result(RESULT_SECONDS)
     except TaskFailed as error:

@@ -7,14 +7,14 @@ from collections import Counter
 from aiohttp import web
 
 CHUNK = b"x" * 65536
-ENDLESS_BYTES_MAX = 256 * 1024 * 1024  # should nobody hang up, the test fails and the disk lives
+ENDLESS_BYTES_MAX = 256 * 1024 * 1024  # if nobody disconnects, the test fails and the disk survives
 HUGE_BYTES = 50 * 1024 * 1024
 
 GOOD = "<title>good</title><p>well</p>"
 PAGES = {
     "/good": GOOD,
     "/spin": "<title>spin</title><script>while (true) {}</script>",
-    # Objects, which the limit of V8's heap is about; typed arrays would be outside of it.
+    # Objects, which count towards V8's heap limit; typed arrays would not.
     "/hoard": "<title>hoard</title><script>const held = []; let n = 0;"
     "while (true) held.push({at: n++, more: [n, n + 1, n + 2]})</script>",
     "/dialogs": "<title>dialogs</title><script>"
@@ -38,7 +38,7 @@ PAGES = {
 
 
 class TroubleSite:
-    """`requested` counts what was asked for; `sent` the bytes of what is long."""
+    """`requested` counts the requests; `sent` counts the bytes of long answers."""
 
     def __init__(self) -> None:
         self.requested: Counter[str] = Counter()
@@ -78,9 +78,9 @@ class TroubleSite:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         path = request.path
         self.requested[request.path_qs] += 1
-        if path == "/never":  # not a byte
+        if path == "/never":  # sends no byte
             await asyncio.sleep(600)
-        if path == "/half-once":  # well, but not the first time
+        if path == "/half-once":  # incomplete the first time only
             path = "/half" if self.requested[request.path_qs] == 1 else "/good"
         if path == "/half":  # the page begins, and never ends
             return await self._stream(request, path, 1, "text/html", then=600)

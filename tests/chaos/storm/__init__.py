@@ -1,1 +1,1 @@
-"""What the chaos tests share: the work that must not be lost, and everything that goes wrong."""
+"""Shared by the chaos tests: the work that must not be lost, and everything that goes wrong."""

@@ -1,7 +1,7 @@
-"""A small disk of its own for the daemon's state: it can be filled, and it can hang.
+"""A small disk for the daemon's state, which tests can fill and hang.
 
-A file with an ext4 in it, mounted through a loop device. A disk that hangs is that file system
-frozen (FIFREEZE): whoever writes to it waits in the kernel until it is thawed.
+The disk is a file with an ext4 in it, mounted through a loop device. To hang it, the file system is
+frozen (FIFREEZE): every writer waits in the kernel until it is thawed.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 CHUNKS = (1 << 24, 1 << 20, 1 << 16, 1 << 12)  # bytes
-# By a process of its own, in a session of its own: a test that is killed leaves no frozen disk.
+# Thawed by a process in its own session: a test that is killed leaves no frozen disk.
 FREEZER = """
 import fcntl, os, sys, time
 fd = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
@@ -26,7 +26,7 @@ finally:
 
 
 class Disk:
-    """Mounted on `place`, which belongs to `uid` then."""
+    """A disk mounted on `place`, which then belongs to `uid`."""
 
     def __init__(self, image: Path, place: Path, uid: int, megabytes: int) -> None:
         self._image = image
@@ -35,8 +35,8 @@ class Disk:
         self._freezers: list[subprocess.Popen[bytes]] = []
         place.mkdir(mode=0o700, exist_ok=True)
         with image.open("wb") as file:
-            file.truncate(megabytes * 1024 * 1024)  # takes room as it is used
-        # Without reserved blocks: what is full is full for root as well.
+            file.truncate(megabytes * 1024 * 1024)  # uses space only as it is written
+        # Without reserved blocks: a full disk is full for root, too.
         _run("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
         _run("mount", "-o", "loop", str(image), str(place))
         place.chmod(0o700)
@@ -44,7 +44,7 @@ class Disk:
 
     @staticmethod
     def missing() -> str:
-        """Why there can be none here; "" if it can be tried."""
+        """Say why no disk can be made here; "" if it can be tried."""
         if os.geteuid() != 0:
             return "mounting needs root"
         if shutil.which("mkfs.ext4") is None:
@@ -52,7 +52,7 @@ class Disk:
         return "" if Path("/dev/loop-control").exists() else "there are no loop devices"
 
     def fill(self) -> None:
-        """To the last block."""
+        """Fill the disk to the last block."""
         with self._ballast.open("wb") as file:
             end = 0
             for chunk in CHUNKS:
@@ -65,7 +65,7 @@ class Disk:
         self._ballast.unlink(missing_ok=True)
 
     def hang(self, seconds: float) -> None:
-        """For so long nothing is written; returns as soon as that has begun."""
+        """Hang the disk for that long; return as soon as it hangs."""
         command = [sys.executable, "-c", FREEZER, str(self._place), str(seconds)]
         freezer = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
         self._freezers.append(freezer)
@@ -73,7 +73,7 @@ class Disk:
         freezer.stdout.readline()
 
     def settle(self) -> None:
-        """Wait until it hangs no more."""
+        """Wait until the disk hangs no more."""
         for freezer in self._freezers:
             freezer.wait(60)
             assert freezer.stdout is not None

@@ -1,4 +1,4 @@
-"""Everything that goes wrong with the machine and its people, on top of what the monkey kills."""
+"""Faults of the machine and of its operators, in addition to the kills of the monkey."""
 
 import contextlib
 import os
@@ -38,14 +38,14 @@ print(before)
 """
 FORKLESS_SECONDS_MAX = 0.5
 FULL_SECONDS_MAX = 1.0
-HANGING_SECONDS_MAX = 0.5  # of the disk
+HANGING_SECONDS_MAX = 0.5  # that the disk hangs
 SLOW_SECONDS_MAX = 2.0
-SYNC_SECONDS_MAX = 0.3  # what each fsync takes while the disk is slow
-CLOCK_SECONDS_MAX = 6 * 3600.0  # a step of the wall clock, in both directions
+SYNC_SECONDS_MAX = 0.3  # that each fsync takes while the disk is slow
+CLOCK_SECONDS_MAX = 6 * 3600.0  # a step of the wall clock in either direction
 PAUSED_SECONDS_MAX = 0.3
 SCALE_MAX = 5
 
-# How often each strikes, in proportion.
+# The weight of each fault.
 WEIGHTS = {
     "kill worker": 12,
     "kill init": 4,
@@ -73,7 +73,7 @@ WEIGHTS = {
 
 
 class Storm(Monkey):
-    """The monkey, with the whole machine at its hands."""
+    """The monkey with faults of the whole machine."""
 
     def __init__(
         self, daemon: Muster, rng: Random, *, shim: Shim, disk: Disk | None, uid: int, pool: str
@@ -81,7 +81,7 @@ class Storm(Monkey):
         super().__init__(daemon, rng)
         self.shim = shim
         self.disk = disk
-        self.pool = pool  # the one that is scaled, restarted and paused
+        self.pool = pool  # the pool that is scaled, restarted and paused
         self.environment = shim.environment
         self.strikes |= {
             "kill init": lambda: self.kill("init"),
@@ -104,7 +104,7 @@ class Storm(Monkey):
             self.strikes |= {"disk full": self.fill_disk, "disk hangs": self.hang_disk}
 
     def plan(self) -> Callable[[], str]:
-        """What strikes next: at first each once, in any order, then by their weights."""
+        """Choose the next fault: at first each once, in any order, then by weight."""
         names = [name for name in WEIGHTS if name in self.strikes]
         weights = [WEIGHTS[name] for name in names]
         first = self.rng.sample(names, len(names))
@@ -113,13 +113,13 @@ class Storm(Monkey):
     # -- processes ----------------------------------------------------------------------------
 
     def stop_fork_server(self) -> None:
-        """It is found out when a worker is asked of it, and replaced."""
+        """Stop the fork server; it is found out when a worker is requested, and replaced."""
         with self.victim("fork server") as pidfd:
             send(pidfd, signal.SIGSTOP)
         self.kill("worker")
 
     def fail_forks(self) -> None:
-        """Neither the supervisor nor its fork servers can make a process or a thread."""
+        """Make forks of the supervisor and its fork servers fail."""
         pids = [self.daemon.pid]
         pids += [pid for pid in self.children() if title_of(pid).startswith("musterd: fork server")]
         for pid in pids:
@@ -130,19 +130,19 @@ class Storm(Monkey):
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
-            return  # it has just been killed
+            return  # it was just killed
         before = self._set_limit(pid, which, soft)
 
         def undo() -> None:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(pidfd, 0)  # the pid is still its own
+                signal.pidfd_send_signal(pidfd, 0)  # the pid still belongs to the same process
                 self._set_limit(pid, which, before)
             os.close(pidfd)
 
         self.later(seconds, undo)
 
     def _set_limit(self, pid: int, which: int, soft: int) -> int:
-        """What it was before. As the daemon's user: not every root may do that to others."""
+        """Set a limit as the daemon's user, since not every root may; return the old one."""
         command = [sys.executable, "-ISc", LIMITER, str(pid), str(which), str(soft)]
         options = {key: self.daemon.popen_options.get(key) for key in ("user", "group")}
         done = subprocess.run(command, check=True, capture_output=True, text=True, **options)
@@ -152,7 +152,7 @@ class Storm(Monkey):
 
     def fill_disk(self) -> None:
         assert self.disk is not None
-        self.disk.settle()  # else this would wait in the kernel
+        self.disk.settle()  # else the write would hang in the kernel
         self.disk.fill()
         self.later(self.rng.uniform(0.1, FULL_SECONDS_MAX), self.empty_disk)
 
@@ -173,10 +173,10 @@ class Storm(Monkey):
     def step_clock(self) -> None:
         self.shim.set_clock(self.rng.uniform(-CLOCK_SECONDS_MAX, CLOCK_SECONDS_MAX))
 
-    # -- people -------------------------------------------------------------------------------
+    # -- operators ----------------------------------------------------------------------------
 
     def ask(self, params: rpc.Params) -> bool:
-        """What a person asks for; False if the daemon is just not there."""
+        """Send an operator's request; return False if the daemon is just down."""
         with (
             contextlib.suppress(Unreachable, NoAnswer, RpcError, OSError),
             Connection(self.daemon.control_socket, timeout=ASK_SECONDS) as connection,
@@ -186,7 +186,7 @@ class Storm(Monkey):
         return False
 
     def insist(self, params: rpc.Params) -> None:
-        """Ask until it is done."""
+        """Repeat a request until it is done."""
         deadline = time.monotonic() + ASK_SECONDS
         while not self.ask(params):
             self.check_supervisor()
@@ -194,7 +194,7 @@ class Storm(Monkey):
             time.sleep(0.01)
 
     def reload(self) -> None:
-        """Another configuration: sometimes workers have to be replaced, sometimes not."""
+        """Reload another configuration: some require replacing workers, some do not."""
         config = msgspec.json.decode(self.daemon.config_path.read_bytes())
         pool = config["pools"][self.pool]
         pool["max_tasks"] = self.rng.randint(100, 500)
@@ -202,7 +202,7 @@ class Storm(Monkey):
         self._hang_up(msgspec.json.encode(config))
 
     def reload_badly(self) -> None:
-        """One that has to be refused as a whole. (With it, no daemon would start.)"""
+        """Reload a configuration that must be refused (no daemon would start with it)."""
         self.insist(rpc.Version())
         good = self.daemon.config_path.read_bytes()
         self._hang_up(b'{"pools": {"crowd": {"size": -1}}}')
@@ -210,27 +210,27 @@ class Storm(Monkey):
         self.daemon.config_path.write_bytes(good)
 
     def tighten_memory(self) -> None:
-        """Lines so low that the machine is over them whatever it does: the fleet has to shrink."""
+        """Set limits so low that the machine is always above them: the fleet has to shrink."""
         config = msgspec.json.decode(self.daemon.config_path.read_bytes())
         usual = config["memory"]
         self._hang_up(msgspec.json.encode({**config, "memory": {**usual, **TIGHT}}))
 
         def undo() -> None:
             config = msgspec.json.decode(self.daemon.config_path.read_bytes())
-            self.insist(rpc.Version())  # it is there to hear it
+            self.insist(rpc.Version())  # the daemon is up to hear it
             self._hang_up(msgspec.json.encode({**config, "memory": usual}))
 
         self.later(self.rng.uniform(0.2, TIGHT_SECONDS_MAX), undo)
 
     def _hang_up(self, config: bytes) -> None:
-        """SIGHUP with another configuration. Before a daemon listens to it, that would end it, as
-        it does any program."""
+        """Send SIGHUP with another configuration. Before a daemon handles SIGHUP, the signal would
+        end it, like any program."""
         self.daemon.config_path.write_bytes(config)
         if self.ask(rpc.Version()):
             os.kill(self.daemon.pid, signal.SIGHUP)
 
     def crowd(self) -> None:
-        """Connections that say nothing, until the daemon, short of descriptors, puts them out."""
+        """Open silent connections until the daemon, short of descriptors, closes some."""
         crowd: list[socket.socket] = []
         deadline = time.monotonic() + CROWD_SECONDS_MAX
         while time.monotonic() < deadline and not (crowd and _is_put_out(crowd[0])):
@@ -241,7 +241,7 @@ class Storm(Monkey):
                 crowd.append(caller)
             except OSError:  # the kernel's queue is full, or the daemon is starting
                 caller.close()
-            time.sleep(0.001)  # so that it has the time to look
+            time.sleep(0.001)  # so that the daemon has time to look
         for caller in crowd:
             caller.close()
 

@@ -1,9 +1,9 @@
-"""Clients and callers that behave badly, for some seconds; in a process of its own.
+"""Clients and callers that misbehave for some seconds, in a separate process.
 
     python floods.py KIND SEED SECONDS RUNTIME_DIR LEDGER
 
-KIND is one of FLOODS. Which tasks were acknowledged and which refused is written to the LEDGER, one
-line each. Standard output gets one JSON object with counts.
+KIND is one of FLOODS. The program writes to the LEDGER which tasks were acknowledged and which were
+refused, one line each. Standard output gets one JSON object with counts.
 """
 
 import contextlib
@@ -41,18 +41,18 @@ from musterd.ipc.wire.messages import (
     WorkerHello,
 )
 
-POOL = "public"  # theirs alone
+POOL = "public"  # used by floods alone
 CLIENTS_AT_ONCE = 6
-CLIENT_SECONDS_MAX = 90.0  # a client that is not done by then is stuck
-KILLED_SECONDS_MAX = 0.3  # how long a client lives that is going to be killed
+CLIENT_SECONDS_MAX = 90.0  # a client that takes longer is stuck
+KILLED_SECONDS_MAX = 0.3  # the life of a client that is going to be killed
 CONNECT_SECONDS = 30.0
 CONNECTIONS = 500  # to the control socket at once
 HELD_SECONDS_MAX = 0.5
 LONG_LINE_BYTES = 1_100_000  # a line may have 1 MiB
 BULK_KILOBYTES = 16
 UNREAD_TASKS = 60
-FLOOD_SECONDS_MAX = 4.0  # how long one of them lasts
-QUIET_SECONDS_MAX = 2.0  # between two of a kind
+FLOOD_SECONDS_MAX = 4.0  # the length of one flood
+QUIET_SECONDS_MAX = 2.0  # between two floods of a kind
 
 
 class Ledger:
@@ -60,7 +60,7 @@ class Ledger:
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def note(self, what: str, ids: list[str]) -> None:
-        """One write: lines of several processes never mix."""
+        """Append a line with one write: lines of several processes never mix."""
         if ids:
             os.write(self._fd, "".join(f"{what} {id_}\n" for id_ in ids).encode())
 
@@ -86,7 +86,7 @@ class Flood:
 
 
 def short_client(flood: Flood) -> None:
-    """Comes for a few tasks, waits for them and goes."""
+    """Submit a few tasks, wait for them and leave."""
     with Client(flood.tasks, connect_timeout=CONNECT_SECONDS) as client:
         handles = [
             client.submit(f"{POOL}.tiny", {"value": value})
@@ -104,7 +104,7 @@ def short_client(flood: Flood) -> None:
 
 
 def hasty_client(flood: Flood) -> None:
-    """Leaves without a word, before anything was answered."""
+    """Disconnect without a word, before any answer."""
     client = Client(flood.tasks, connect_timeout=CONNECT_SECONDS)
     for value in range(20):
         client.submit(f"{POOL}.tiny", {"value": value})
@@ -113,7 +113,7 @@ def hasty_client(flood: Flood) -> None:
 
 
 def greedy_client(flood: Flood) -> None:
-    """Submits and cancels until it is killed."""
+    """Submit and cancel until killed."""
     client = Client(flood.tasks, connect_timeout=CONNECT_SECONDS)
     while True:
         count = flood.rng.randint(1, 50)
@@ -125,7 +125,7 @@ def greedy_client(flood: Flood) -> None:
 
 
 def deaf_client(flood: Flood) -> None:
-    """Asks for large results and reads none of them."""
+    """Ask for large results and read none of them."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.RCVHWM, 1)
@@ -148,8 +148,8 @@ CLIENTS: dict[Callable[[Flood], None], int] = {
 
 
 def clients(flood: Flood) -> None:
-    """Many of them at once, each a process; no context of ZeroMQ is made before its fork."""
-    due: dict[int, tuple[str, float, bool]] = {}  # pid: what, until when, whether it is killed then
+    """Run many clients at once, each in a process; no ZeroMQ context is made before a fork."""
+    due: dict[int, tuple[str, float, bool]] = {}  # pid: kind, deadline, whether it is killed then
     while due or not flood.over():
         while not flood.over() and len(due) < CLIENTS_AT_ONCE:
             kind = flood.rng.choices(tuple(CLIENTS), tuple(CLIENTS.values()))[0]
@@ -190,11 +190,11 @@ def _be_client(kind: Callable[[Flood], None], flood: Flood, seed: float) -> None
 
 
 def garbage(flood: Flood) -> None:
-    """What is no message on the sockets of tasks and workers."""
+    """Send data that is no message to the sockets of tasks and workers."""
     kinds = (raw_bytes, half_greeting, silent_crowd, odd_frames)
     while not flood.over():
         kind = flood.rng.choice(kinds)
-        with contextlib.suppress(OSError):  # it is down, or has had enough of us
+        with contextlib.suppress(OSError):  # the daemon is down, or has disconnected us
             kind(flood)
         flood.counts[kind.__name__] += 1
         flood.pause(0.05)
@@ -225,7 +225,7 @@ def half_greeting(flood: Flood) -> None:
 
 
 def silent_crowd(flood: Flood) -> None:
-    """Connections that never say anything."""
+    """Open connections and never say anything."""
     path = flood.rng.choice((flood.tasks, flood.workers))
     with contextlib.ExitStack() as held:
         for _ in range(flood.rng.randint(1, 200)):
@@ -234,7 +234,7 @@ def silent_crowd(flood: Flood) -> None:
 
 
 def odd_frames(flood: Flood) -> None:
-    """Frames by the rules of ZeroMQ, and by no other."""
+    """Send frames that are valid ZeroMQ and nothing else."""
     rng = flood.rng
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
@@ -271,7 +271,7 @@ def odd_frames(flood: Flood) -> None:
 
 
 def control(flood: Flood) -> None:
-    """Abuse of the control socket, by several callers at once."""
+    """Abuse the control socket with several callers at once."""
     kinds: tuple[Callable[[Flood], None], ...] = (
         garbage_lines,
         half_line,
@@ -288,7 +288,7 @@ def control(flood: Flood) -> None:
         own.rng = Random(seed)
         while not flood.over():
             kind = own.rng.choice(kinds)
-            with contextlib.suppress(OSError):  # it is down, or has had enough of us
+            with contextlib.suppress(OSError):  # the daemon is down, or has disconnected us
                 kind(own)
             flood.counts[kind.__name__] += 1
             own.pause(0.05)
@@ -374,18 +374,18 @@ FLOODS: dict[str, Callable[[Flood], None]] = {
 
 
 class Floods:
-    """All kinds of them, again and again, as the test sees it."""
+    """Runs floods of all kinds, again and again, for the test."""
 
     def __init__(self, rng: Random, runtime: Path, ledger: Path) -> None:
         self._rng = rng
         self._runtime = runtime
         self._ledger = ledger
         self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._next = dict.fromkeys(FLOODS, 0.0)  # when, by kind
+        self._next = dict.fromkeys(FLOODS, 0.0)  # the next start, by kind
         self.counts: Counter[str] = Counter()
 
     def tick(self) -> None:
-        """Begin and end what is due."""
+        """Begin and end floods that are due."""
         now = time.monotonic()
         for kind in FLOODS:
             process = self._running.get(kind)
@@ -411,7 +411,7 @@ class Floods:
         self.counts.update(msgspec.json.decode(output, type=dict[str, int]))
 
     def finish(self) -> None:
-        """Wait for the last ones."""
+        """Wait for the last floods."""
         for kind in list(self._running):
             self._end(kind)
 
@@ -423,7 +423,7 @@ class Floods:
         self._running.clear()
 
     def told(self) -> dict[str, set[str]]:
-        """Ids by what became of them, as their clients were told."""
+        """Return ids by outcome, as their clients heard it."""
         found: dict[str, set[str]] = {"acked": set(), "refused": set()}
         for line in self._ledger.read_text().splitlines():
             what, id_ = line.split()

@@ -1,4 +1,4 @@
-"""What breaks the fleet at random moments, from one seed."""
+"""Strikes that break the fleet at random moments, from one seed."""
 
 import contextlib
 import os
@@ -16,15 +16,16 @@ import pytest
 
 from musterd.supervisor.ctl.connection import NoAnswer, Unreachable
 from support.daemon import Muster
+from support.waiting import wait_for
 
-DELAY_SECONDS_MAX = 0.15  # from the moment's progress to the strike: also into starts and restarts
-STOPPED_SECONDS_MAX = 0.4  # how long a stopped process stays so
+DELAY_SECONDS_MAX = 0.15  # from the moment of progress to the strike: also hits starts and restarts
+STOPPED_SECONDS_MAX = 0.4  # how long a stopped process stays stopped
 DOWN_SECONDS_MAX = 0.15  # how long the supervisor stays dead
-VICTIM_SECONDS_MAX = 30.0  # until there is one to strike again
+VICTIM_SECONDS_MAX = 30.0  # until there is a victim
 SPARE_SECONDS_MAX = 3.0
 
 SUPERVISOR = "kill supervisor"
-# How often each of them strikes in a run. The supervisor's death takes longest to get over.
+# The number of strikes of each kind in a run. The supervisor's death takes longest to recover from.
 KILLS = {
     "kill worker": 12,
     "stop worker, let it go on": 4,
@@ -36,7 +37,7 @@ KILLS = {
 
 
 class Monkey:
-    """Starts the daemon, and strikes."""
+    """Starts the daemon and strikes."""
 
     def __init__(self, daemon: Muster, rng: Random) -> None:
         self.daemon = daemon
@@ -45,7 +46,8 @@ class Monkey:
         self.environment: dict[str, str] = {}
         self.struck: dict[str, int] = {}
         self.longest_pause = 0.0  # seconds without progress
-        self.deaths: list[float] = []  # of the supervisor: when
+        self.deaths: list[float] = []  # times at which the supervisor was killed
+        self.spares_killed = 0  # before they were called: they are no workers
         self.strikes: dict[str, Callable[[], object]] = {
             "kill worker": lambda: self.kill("worker"),
             "stop worker, let it go on": lambda: self.stop("worker", signal.SIGCONT),
@@ -59,12 +61,10 @@ class Monkey:
 
     @property
     def workers_killed(self) -> int:
-        """At most: a spare may have become a worker between the look at it and the kill."""
-        names = ("kill worker", "stop worker, kill it", "kill spare")
-        return sum(self.struck.get(name, 0) for name in names)
+        return self.struck["kill worker"] + self.struck["stop worker, kill it"]
 
     def start(self, *, wait: bool) -> None:
-        """Start the daemon, the next generation of it."""
+        """Start the daemon's next generation."""
         self.generation += 1
         diary = str(self.daemon.folder / "diary")
         own = {"CHAOS_GENERATION": str(self.generation), "CHAOS_DIARY": diary}
@@ -78,7 +78,7 @@ class Monkey:
     def rage(
         self, counts: Mapping[str, int], progress: Callable[[], float], over: Callable[[], bool]
     ) -> None:
-        """So many strikes of each, spread over a progress from 0 to 1; returns when `over`."""
+        """Strike each kind that often, spread over a progress from 0 to 1; return when `over`."""
         names = [name for name, times in counts.items() for _ in range(times)]
         self.rng.shuffle(names)
         moments = sorted(self.rng.uniform(0.02, 0.95) for _ in names)
@@ -113,7 +113,7 @@ class Monkey:
         assert code is None, f"the supervisor ended by itself with {code}"
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, and do what is due meanwhile."""
+        """Let time pass; run actions that are due."""
         end = time.monotonic() + seconds
         while self._later and self._later[0][0] <= end:
             when, _, deed = heappop(self._later)
@@ -122,11 +122,11 @@ class Monkey:
         time.sleep(max(0.0, end - time.monotonic()))
 
     def later(self, seconds: float, deed: Callable[[], object]) -> None:
-        """Do this so long from now."""
+        """Run an action after that delay."""
         heappush(self._later, (time.monotonic() + seconds, next(self._numbers), deed))
 
     def heal(self) -> None:
-        """Everything that was going to be undone is undone now."""
+        """Undo everything now that was going to be undone."""
         while self._later:
             heappop(self._later)[2]()
 
@@ -141,14 +141,19 @@ class Monkey:
             send(pidfd, signal.SIGKILL)
 
     def kill_spare(self) -> None:
-        """If there is one soon: a pool whose workers come and go all the time may have none."""
+        """Kill a spare, if there is one soon: a pool whose workers change often may have none."""
         deadline = time.monotonic() + SPARE_SECONDS_MAX
         while time.monotonic() < deadline:
             for pid in self.children(recursive=True):
                 pidfd = opened(pid, "musterd: spare ", self.daemon.pid)
-                if pidfd is not None:
-                    send(pidfd, signal.SIGKILL)
-                    os.close(pidfd)
+                if pidfd is None:
+                    continue
+                # One that has been called meanwhile is a worker, and lives on.
+                is_spare = stopped(pid, pidfd) and title_of(pid).startswith("musterd: spare ")
+                send(pidfd, signal.SIGKILL if is_spare else signal.SIGCONT)
+                os.close(pidfd)
+                if is_spare:
+                    self.spares_killed += 1
                     return
             self.wait(0.005)
 
@@ -166,14 +171,14 @@ class Monkey:
     def kill_supervisor(self) -> None:
         self.deaths.append(time.monotonic())
         self.daemon.kill()
-        time.sleep(self.rng.uniform(0, DOWN_SECONDS_MAX))  # nothing else: nobody is there
+        time.sleep(self.rng.uniform(0, DOWN_SECONDS_MAX))  # nothing else: the daemon is down
         self.start(wait=False)
 
     # -- whom ---------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def victim(self, kind: str) -> Any:
-        """A pidfd of a living worker, init or fork server, as soon as there is one."""
+        """Return a pidfd of a living worker, init or fork server, as soon as there is one."""
         pidfd = self._victim(kind)
         try:
             yield pidfd
@@ -197,7 +202,7 @@ class Monkey:
         try:
             pools = self.daemon.status().pools
         except (Unreachable, NoAnswer, OSError):
-            return []  # it is starting
+            return []  # the daemon is starting
         return [worker.pid for pool in pools for worker in pool.workers if worker.pid]
 
     def children(self, recursive: bool = False) -> list[int]:
@@ -205,20 +210,20 @@ class Monkey:
 
 
 def send(pidfd: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):  # it died, perhaps with its supervisor
+    with contextlib.suppress(ProcessLookupError):  # the process died, perhaps with its supervisor
         signal.pidfd_send_signal(pidfd, number)
 
 
 def opened(pid: int, title: str, supervisor: int) -> int | None:
-    """A pidfd of this process, if it lives, has such a title and is of this supervisor."""
-    if not pid:  # it is ready, and its fork is not told yet
+    """Open a pidfd of a process that lives, has such a title and belongs to this supervisor."""
+    if not pid:  # ready, but its fork is not reported yet
         return None
     try:
         pidfd = os.pidfd_open(pid)
-    except OSError:  # nobody's, or by now that of a thread
+    except OSError:  # no process, or a thread of another one
         return None
-    # Looked at after the pidfd was opened: the pid cannot become somebody else's in between. That
-    # it has not become so before is what the title and the family tell.
+    # Read after the pidfd was opened, because the pid could be reused in between. Title and family
+    # show that it was not reused before.
     with contextlib.suppress(psutil.NoSuchProcess):
         process = psutil.Process(pid)
         if title_of(pid).startswith(title) and supervisor in [
@@ -227,6 +232,18 @@ def opened(pid: int, title: str, supervisor: int) -> int | None:
             return pidfd
     os.close(pidfd)
     return None
+
+
+def stopped(pid: int, pidfd: int) -> bool:
+    """Stop this process; whether it is stopped, and not gone."""
+    send(pidfd, signal.SIGSTOP)
+    ended = (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD)
+    try:
+        process = psutil.Process(pid)
+        wait_for("it is stopped", lambda: process.status() in (psutil.STATUS_STOPPED, *ended))
+        return process.status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False
 
 
 def title_of(pid: int) -> str:

@@ -1,5 +1,5 @@
-"""Asks the daemon for its status over and over, as `musterctl status` does, and writes down how
-long each answer took. In a process of its own, so that nothing in the test can delay it.
+"""Ask the daemon for its status over and over, as `musterctl status` does, and note how long each
+answer took. A separate process, so that nothing in the test can delay it.
 
     python pulse.py CONTROL_SOCKET FILE
 
@@ -18,7 +18,7 @@ from musterd.supervisor.api import rpc
 from musterd.supervisor.ctl.connection import Connection
 
 PERIOD_SECONDS = 0.05
-ANSWER_SECONDS_MAX = 60.0  # beyond that it counts as no answer at all
+ANSWER_SECONDS_MAX = 60.0  # a later answer counts as none
 
 
 def main(path: str, output: str) -> None:
@@ -51,8 +51,8 @@ class Pulse:
         self._process = subprocess.Popen([sys.executable, __file__, control_socket, str(file)])
 
     def stop(self, kills: list[float]) -> Answers:
-        """`kills` are the times at which the supervisor was killed: from then on until it answers
-        again it need not."""
+        """Stop asking. `kills` are the times at which the supervisor was killed: from each one to
+        its next answer, it need not answer."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(60)
         took, failed, unreachable = [], [], 0.0

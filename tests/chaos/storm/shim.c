@@ -1,8 +1,8 @@
-/* Preloaded into the daemon and what it starts: a wall clock that can be set, and a slow disk.
+/* Preloaded into the daemon and its children: a wall clock that can be set, and a slow disk.
  *
- * Both are read from a page that the test writes: nanoseconds that the wall clock is ahead, and
- * nanoseconds that each fsync() and fdatasync() takes longer. The monotonic clock is left alone,
- * as it is by whoever sets the clock of a machine. The clock of the machine itself is not touched.
+ * The test writes a page with two numbers: nanoseconds that the wall clock is ahead, and nanoseconds
+ * that each fsync() and fdatasync() takes longer. The monotonic clock does not change, as it does not
+ * when the clock of a machine is set. The clock of the machine itself is not touched.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>

@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 SOURCE = Path(__file__).with_name("shim.c")
-PAGE = struct.Struct("2q")  # of shim.c
+PAGE = struct.Struct("2q")  # as in shim.c
 
 
 class Shim:
-    """To be preloaded into a daemon by its environment."""
+    """A library that a daemon preloads through its environment."""
 
     def __init__(self, folder: Path) -> None:
         compiler = shutil.which("gcc") or shutil.which("cc")
@@ -29,12 +29,12 @@ class Shim:
         self.sync_seconds = 0.0
 
     def set_clock(self, ahead_seconds: float) -> None:
-        """What the wall clock of the daemon is ahead of that of the machine."""
+        """Set how far the daemon's wall clock is ahead of the machine's."""
         self.ahead_seconds = ahead_seconds
         self._write()
 
     def slow_down(self, sync_seconds: float) -> None:
-        """What each fsync() of the daemon takes longer."""
+        """Set how much longer each fsync() of the daemon takes."""
         self.sync_seconds = sync_seconds
         self._write()
 

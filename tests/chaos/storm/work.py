@@ -1,7 +1,7 @@
-"""Tasks of which is known what must become of them, the clients that submit them, and the check.
+"""Tasks with a known outcome, the clients that submit them, and the check.
 
 Delivery is at least once, with exactly one final state. So each acknowledged task must end as its
-kind says, once, for its submitter and in the store; and one that was refused must be nowhere.
+kind says, once, for its submitter and in the store; a refused task must not be in the store.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ from musterd.supervisor.store.queries import contents
 
 SITES = ("", "a.example", "b.example", "c.example", "d.example")
 PRIORITIES = ("critical", "high", "normal", "low")
-UNDER_WAY_MAX = 150  # of one client: submits go on while the fleet is being killed
+UNDER_WAY_MAX = 150  # per client: submits go on while the fleet is being killed
 BATCH_MAX = 40
 CONNECT_SECONDS = 30.0
-LOOK_SECONDS = 0.05  # how long a client waits for one of its tasks before it looks at all
+LOOK_SECONDS = 0.05  # how long a client waits for one task before it looks at all of them
 NOT_A_NUMBER = "not a number"
-LONG_SECONDS = 10_000_000  # a delay that is over in no test, whatever the clock is set to
+LONG_SECONDS = 10_000_000  # a delay that ends in no test, whatever the clock says
 SHOUT_KILOBYTES_MAX = 200
 BULK_KILOBYTES_MAX = 100
 
@@ -48,18 +48,18 @@ ORDINARY = {
     "flaky": 60,
     **dict.fromkeys(("hopeless", "refused", "invalid", "expired", "cancelled"), 20),
 }
-# With tasks that write more than anybody reads, return more than is good, and leave things behind.
+# These include tasks that write too much, return too much, and leave things behind.
 ROUGH = {**ORDINARY, "shout": 10, "bulky": 40, "litter": 20}
 
 
 class Job(msgspec.Struct):
-    """A task to submit, and what must become of it."""
+    """A task to submit, and its expected outcome."""
 
     name: str
     args: dict[str, Any]
     options: dict[str, Any]
     state: str
-    attempts: int  # that it takes, whatever is killed
+    attempts: int  # that the task takes, whatever is killed
     id: str = ""
 
     @property
@@ -78,7 +78,7 @@ class Job(msgspec.Struct):
 def make_job(
     rng: Random, value: int, pools: Mapping[str, int], kinds: Mapping[str, int] = ORDINARY
 ) -> Job:
-    """One of a random kind for one of the pools; both are given with their weights."""
+    """Make a job of a random kind for one of the pools; both have weights."""
     kind = rng.choices(tuple(kinds), tuple(kinds.values()))[0]
     pool = rng.choices(tuple(pools), tuple(pools.values()))[0]
     options: dict[str, Any] = {"priority": rng.choice(PRIORITIES), "target": rng.choice(SITES)}
@@ -111,7 +111,7 @@ def make_job(
 
 
 class Submitter:
-    """One client's share of the tasks: submits in batches as room comes up, sees all of it end."""
+    """One client's share of the tasks: submits batches as room comes up, sees all of them end."""
 
     def __init__(
         self, socket: str, jobs: Iterable[Job], rng: Random, *, seconds_max: float
@@ -119,7 +119,7 @@ class Submitter:
         self.socket = socket
         self.submitted: list[Job] = []
         self.ended: dict[str, Outcome] = {}
-        self.refused: list[str] = []  # ids: not accepted, submitted again as another task
+        self.refused: list[str] = []  # refused ids; each job was submitted again as another task
         self._jobs: Iterator[Job] = iter(jobs)
         self._again: list[Job] = []
         self._exhausted = False
@@ -129,11 +129,11 @@ class Submitter:
         self._deadline = time.monotonic() + seconds_max
 
     def give_up(self) -> None:
-        """The test has failed already: do not wait for the rest."""
+        """Do not wait for the rest: the test has failed already."""
         self._deadline = 0.0
 
     def run(self) -> None:
-        """In a thread."""
+        """Submit the tasks and wait for them, in a thread."""
         with Client(self.socket, connect_timeout=CONNECT_SECONDS) as client:
             while not self._finished():
                 jobs = self._batch()
@@ -146,14 +146,14 @@ class Submitter:
                 if handle is not None:
                     if self._rng.random() < 0.1 and handle.acknowledged:
                         assert handle.status(self._seconds_max).id == handle.id
-                    with suppress(TimeoutError, QueueFull):  # another may end earlier
+                    with suppress(TimeoutError, QueueFull):  # another task may end earlier
                         handle.outcome(LOOK_SECONDS)
                 for refused in self._gather():
                     with suppress(QueueFull):
                         refused.outcome(0)
 
     async def run_async(self) -> None:
-        """The same with `await`."""
+        """Submit the tasks and wait for them with `await`."""
         async with AsyncClient(self.socket, connect_timeout=CONNECT_SECONDS) as client:
             while not self._finished():
                 jobs = self._batch()
@@ -184,7 +184,7 @@ class Submitter:
         return batch
 
     def _note(self, jobs: list[Job], handles: list[Any]) -> list[Any]:
-        """Keep the handles; which of them are to be cancelled."""
+        """Keep the handles; return those to be cancelled."""
         for job, handle in zip(jobs, handles, strict=True):
             job.id = handle.id
             self._open[handle.id] = (handle, job)
@@ -194,7 +194,7 @@ class Submitter:
         return self._rng.choice(list(self._open.values()))[0] if self._open else None
 
     def _gather(self) -> list[Any]:
-        """Note what has ended; the handles of what was refused."""
+        """Note the tasks that have ended; return the handles of refused ones."""
         done = [(handle, job) for handle, job in self._open.values() if handle.done()]
         refused = []
         for handle, job in done:
@@ -219,7 +219,7 @@ class Submitter:
 
 
 def submit_all(submitters: list[Submitter], pool: ThreadPoolExecutor) -> list[Future[None]]:
-    """Start the clients: the first of them asynchronous, the others in threads of their own."""
+    """Start the clients: the first is asynchronous, the others run in threads."""
     first, *others = submitters
     return [
         pool.submit(lambda: asyncio.run(first.run_async())),
@@ -228,7 +228,7 @@ def submit_all(submitters: list[Submitter], pool: ThreadPoolExecutor) -> list[Fu
 
 
 def check_outcomes(submitters: list[Submitter]) -> dict[str, Job]:
-    """Each client saw each of its tasks end as it must. All jobs by their ids."""
+    """Check that each client saw each of its tasks end as expected; return all jobs by id."""
     jobs: dict[str, Job] = {}
     for submitter in submitters:
         for job in submitter.submitted:
@@ -239,7 +239,7 @@ def check_outcomes(submitters: list[Submitter]) -> dict[str, Job]:
 
 
 def final_states(path: Path) -> dict[str, str]:
-    """What the store says has become of each task: nothing is under way, nothing ended twice."""
+    """Return each task's final state in the store: no task is under way, none ended twice."""
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as store:
         live, ended = contents(store)
     assert live == []

@@ -10,7 +10,7 @@ class Jobs(Worker):
 
     @task
     def count(self, ctx) -> int:
-        """Count its own calls, in the state."""
+        """Count the task's own calls, in its state."""
         done = ctx.state.load("calls", 0) + 1
         ctx.state.save(done, "calls", keep=True)
         return done

@@ -1,5 +1,5 @@
-"""What running handlers ask for: they save, load and clear states, take and give back locks, and
-tell how far they are, at random moments of their runs."""
+"""Requests of running handlers: they save, load and clear states, take and return locks, and report
+progress, at random moments of their runs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 ASKS_MAX = 8  # per run
-LOCKS = ("a", "b", "c")  # few, so that they are fought for
+LOCKS = ("a", "b", "c")  # few, so that workers compete for them
 KEYS = ("x", "y")
 
 
@@ -33,8 +33,8 @@ class Asks:
         self._world = world
         self._worker = worker
         self._request = 0
-        self._locks: dict[str, int] = {}  # had or waited for, with the request
-        self._own: dict[int, bool] = {}  # own states on their way: request, whether a value
+        self._locks: dict[str, int] = {}  # held or waited for, with the request
+        self._own: dict[int, bool] = {}  # its own states under way: request, whether with a value
         self.clears = ""
 
     def began(self, lease: Lease, run: int, run_ns: int) -> None:
@@ -47,7 +47,7 @@ class Asks:
                 world.in_life(world.delay(0, run_ns), self._ask, lease, run)
 
     def ended(self, lease: Lease) -> None:
-        """Its handler has: what it had locked is free in truth, whatever the core knows."""
+        """End the run's handler: its locks are really free now, whatever the core knows."""
         self._world.watch.handler_requests.let_go(lease.lease)
 
     def _ask(self, lease: Lease, run: int) -> None:
@@ -103,10 +103,10 @@ class Asks:
     def _progress(self, lease: Lease) -> ProgressMade:
         return ProgressMade(self._worker.number, lease.lease, self._world.rng.random(), "")
 
-    # -- what is not true ---------------------------------------------------------------------
+    # -- lies ---------------------------------------------------------------------------------
 
     def _others(self) -> list[Lease]:
-        """What other workers run."""
+        """Return the leases that other workers run."""
         workers = self._world.workers.values()
         return [
             each.running
@@ -115,7 +115,7 @@ class Asks:
         ]
 
     def _unlock_others(self, lease: Lease) -> Any:
-        """Give back what another one has locked."""
+        """Return a lock that another worker holds."""
         others = self._others()
         if not others:
             return self._progress(lease)
@@ -123,7 +123,7 @@ class Asks:
         return LockReturned(self._worker.number, rng.choice(others).lease, rng.choice(LOCKS))
 
     def _end_others(self, lease: Lease) -> Any:
-        """Say that what another one runs has ended."""
+        """Report that a lease of another worker has ended."""
         others = self._others()
         if not others:
             return self._progress(lease)
@@ -131,7 +131,7 @@ class Asks:
         return LeasesCompleted(self._worker.number, [Completion(other.lease, 1, b"not so")])
 
     def _lie(self, lease: Lease) -> LeasesReturned:
-        """Give back what runs, and go on with it."""
+        """Return a running lease and go on with it."""
         self._world.watch.lied(self._worker, lease)
         self._locks.clear()
         return LeasesReturned(self._worker.number, [lease.lease])

@@ -1,7 +1,7 @@
-"""What must hold of breakers that a person commands.
+"""Check the breakers that an operator commands.
 
-A breaker that a person opened lets no task begin; one that a person disabled stops no task. Both
-stay as they are, over every restart once they are on disk, until a person says otherwise.
+A breaker that an operator opened lets no task begin; a breaker that an operator disabled stops no
+task. Both stay so until an operator changes them, across every restart once they are on disk.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ HELD = ("forced-open", "disabled")
 class BreakerWatch:
     def __init__(self, world: World) -> None:
         self._world = world
-        self.held: dict[str, str] = {}  # the states that a person chose, by target
+        self.held: dict[str, str] = {}  # the states that an operator chose, by target
         self.commands = 0
-        self.ended = 0  # tasks that ended because a person holds their site open
+        self.ended = 0  # tasks that ended because an operator holds their site open
 
     def new_life(self) -> None:
         self.held = {}
@@ -80,7 +80,7 @@ class BreakerWatch:
 
     def _check_end(self, final: Any) -> None:
         failure, held = final.outcome.failure, self.held.get(final.spec.target)
-        if final.outcome.cached:  # it shares the end of a task with its key, of any site
+        if final.outcome.cached:  # it shares the outcome of a task with the same key, of any site
             return
         if failure is not None and failure.kind == OPEN:
             assert held != "disabled", f"{final.spec.id} was kept from a site held disabled"

@@ -1,4 +1,4 @@
-"""A cancel that was answered holds: such a task never runs again, whatever dies meanwhile."""
+"""Check that an acknowledged cancel holds: the task never runs again, whatever dies meanwhile."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 class CancelWatch:
     def __init__(self, world: World) -> None:
         self._world = world
-        self._asked: dict[int | bytes, list[str]] = {}  # tasks that were there, by request
+        self._asked: dict[int | bytes, list[str]] = {}  # tasks that existed, by request
         self._answered: dict[str, None] = {}
 
     def new_life(self) -> None:
         self._asked.clear()
 
     def begins_anew(self, id_: str) -> None:
-        """It was refused after all and may be submitted again, or a person has it run again."""
+        """Forget the cancel of a task that was refused and may return, or that a person retries."""
         self._answered.pop(id_, None)
         for ids in self._asked.values():
             if id_ in ids:

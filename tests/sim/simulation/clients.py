@@ -1,4 +1,4 @@
-"""Clients: they submit, repeat, watch and cancel, and start again what a dead supervisor forgot."""
+"""Clients: they submit, repeat, watch and cancel, and resubmit what a dead supervisor forgot."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ NOBODY = "a task that was never submitted"
 if TYPE_CHECKING:
     from simulation.world import World
 
-CALLER = b"control:"  # begins the name of a person who asks with musterctl
-FALLBACK_ON = ("", "failure", "", "open")  # in turn, so that seeds mean what they meant before
+CALLER = b"control:"  # prefix of the name of a person who uses musterctl
+FALLBACK_ON = ("", "failure", "", "open")  # in turn, so that older seeds keep their meaning
 WIRE_NS = (30 * US, 2 * MS)
-REFUSALS_MAX = 60  # after so many QueueFull a client gives a task up
+REFUSALS_MAX = 60  # after that many QueueFull a client gives a task up
 
 
 class Client:
@@ -58,7 +58,7 @@ class Client:
     def content(self) -> bool:
         return not (self.unacknowledged or self.refused or self.retrying or self.waits_for)
 
-    # -- what it wants ------------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------
 
     def plan(self, tasks: int) -> None:
         world = self._world
@@ -72,7 +72,7 @@ class Client:
     def _submit_new(self, count: int) -> None:
         profile, rng = self._world.profile, self._world.rng
         specs: list[TaskSpec] = []
-        like: TaskSpec | None = None  # what all are made after
+        like: TaskSpec | None = None  # the model for all of them
         if profile.alike and rng.random() < profile.alike:
             like = msgspec.structs.replace(self.make_task(), target="", delay_ns=0, expires_ns=0)
         for _ in range(count):
@@ -137,7 +137,7 @@ class Client:
         world, rng = self._world, self._world.rng
         kind = rng.choices((name, "shared", ""), (16, 1, 3))[0]
         if kind == "shared" and world.profile.reloads:
-            kind = name  # a pool that comes back may find its keys in the use of another
+            kind = name  # a pool that comes back may find its keys used by another
         key = f"{kind}#{rng.randrange(world.profile.keys)}" if kind else ""
         if rng.random() < 0.06:
             event = InvalidateRequested(*rng.choice(((key, False), (kind, True), ("", True))))
@@ -158,14 +158,14 @@ class Client:
         request = self._world.new_request()
         if request % 2:
             self._send(lambda: CancelRequested(ids, self.peer, request))
-        else:  # a person does
+        else:  # a person cancels
             peer = self._world.new_caller()
             self._send(lambda: CancelRequested(ids, peer))
 
     # -- its connection -----------------------------------------------------------------------
 
     def _send(self, make_event: object) -> None:
-        """In order. What has not arrived when the supervisor dies is lost, or kept for the next."""
+        """Send in order. When the supervisor dies, messages are lost or kept for the next one."""
         world = self._world
         self._arrival_ns = max(self._arrival_ns, world.now_ns + world.delay(*WIRE_NS))
         world.after(self._arrival_ns - world.now_ns, self._arrive, world.life, make_event)
@@ -188,7 +188,7 @@ class Client:
         self._send(make)
 
     def welcome(self) -> None:
-        """A new supervisor or a new connection: say again what it may not know."""
+        """Repeat what a new supervisor or connection may not know."""
         self._connection += 1
         unacknowledged, self.unacknowledged = self.unacknowledged, {}
         for specs in unacknowledged.values():
@@ -213,7 +213,7 @@ class Client:
         assert all(peer not in waiting for waiting in fleet._state.stranded.values()), peer
         self.welcome()
 
-    # -- what it hears ------------------------------------------------------------------------
+    # -- answers ------------------------------------------------------------------------------
 
     def accepted(self, request: int, rejected: list[Rejection]) -> None:
         specs = self.unacknowledged.pop(request, None)
@@ -254,7 +254,7 @@ class Client:
 
     def _try_again(self, spec: TaskSpec) -> None:
         self.retrying -= 1
-        # Another body of the same id may have got in meanwhile, so this is a repetition.
+        # Another body with the same id may have arrived meanwhile, so this is a repetition.
         self._submit([spec], resend=True)
 
     def outcomes(self, outcomes: list[Outcome]) -> None:

@@ -1,8 +1,8 @@
-"""What must hold of states and locks, whoever dies.
+"""Check states and locks, whatever dies.
 
-A lock has one holder that lives and has not given it back. A wait for one is answered in time. A
-state whose save was answered is on disk from then on, over every restart, until another one or a
-clear is written over it; no load brings anything older than what was written before it.
+A lock has one holder, which lives and has not returned it. A wait for a lock is answered in time. A
+state whose save was answered is on disk from then on, across every restart, until another save or
+a clear replaces it; no load returns anything older than what was written before it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ class HandlerRequestsWatch:
     def __init__(self, world: World) -> None:
         self._world = world
         self._values = 0
-        self._log: dict[str, list[bytes | None]] = {}  # all that was ever written under a key
-        self._safe: dict[str, int] = {}  # the place in it that was said to be on disk
+        self._log: dict[str, list[bytes | None]] = {}  # every value ever written under a key
+        self._safe: dict[str, int] = {}  # the index in it that was reported to be on disk
         self.locks_given = self.saves_answered = 0
         self.new_life()
 
     def new_life(self) -> None:
-        """The memory of the core is gone; what it said is not."""
+        """Forget the core's memory, but not what the core said."""
         self._saves: dict[tuple[int, int], tuple[str, int]] = {}
-        self._loads: dict[tuple[int, int], int] = {}  # the oldest that they may bring
-        self._asked: dict[tuple[int, int], tuple[str, int, int]] = {}  # name, lease, until when
+        self._loads: dict[tuple[int, int], int] = {}  # the oldest index that each may return
+        self._asked: dict[tuple[int, int], tuple[str, int, int]] = {}  # name, lease, deadline
         self._holders: dict[str, int] = {}  # lease
-        self._own: frozenset[int] = frozenset()  # leases of the worker that speaks
+        self._own: frozenset[int] = frozenset()  # leases of the worker that sends the event
         for key, log in self._log.items():
             place = self._place(key, self._world.store.fact("state", key))
             del log[place + 1 :]
@@ -52,7 +52,7 @@ class HandlerRequestsWatch:
         return b"%d" % self._values
 
     def _place(self, key: str, value: bytes | None, since: int | None = None) -> int:
-        """Where in the log the value stands; not before what was said to be on disk."""
+        """Return the index of the value in the log; not before what was reported to be on disk."""
         log = self._log.setdefault(key, [None])
         first = self._safe.get(key, 0) if since is None else since
         for place in range(len(log) - 1, first - 1, -1):
@@ -106,7 +106,7 @@ class HandlerRequestsWatch:
             assert self._world.now_ns <= until_ns + LATE_NS, f"lease {lease} waits for {name}"
 
     def _over(self, leases: list[int]) -> None:
-        """Of these leases those that were the worker's have ended for the core."""
+        """Note that those of these leases that were the worker's have ended for the core."""
         for over in self._own.intersection(leases):
             self.let_go(over)
             self._forget(lambda _, lease, over=over: lease == over)
@@ -153,7 +153,7 @@ class HandlerRequestsWatch:
         self._place(action.key, value, self._loads.pop((action.worker, action.request)))
 
     def over(self) -> None:
-        """All work is done: nothing is locked and nobody waits for anything."""
+        """Check that nothing is locked and nobody waits when all work is done."""
         handler_requests = self._world.fleet._handler_requests
         assert not handler_requests.locks, f"still locked: {list(handler_requests.locks)}"
         assert not self._asked, f"never answered: {self._asked}"

@@ -1,9 +1,9 @@
-"""What must hold at every step, whatever the seed does.
+"""Check the invariants at every step, whatever the seed does.
 
-The Watch knows the truth of the simulated world (who really runs what, what is really on disk) and
-compares every action of the core with it. It never asks the core whether the core is right; it
-looks into the core only for what is not visible from outside (what a queue held, what a task of a
-name is measured to cost).
+The Watch knows the truth of the simulated world (which worker really runs what, what is really on
+disk) and compares every action of the core with it. It never asks the core whether the core is
+right; it looks into the core only for what is invisible from outside (the content of a queue, the
+measured cost of a task name).
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ if TYPE_CHECKING:
     from simulation.workers import Worker
     from simulation.world import World
 
-NOT_AFFORDED = "the retry budget of"  # in the error of a task that got less retries than it wanted
+NOT_AFFORDED = "the retry budget of"  # in the error of a task that got fewer retries than it wanted
 CRASHES_MAX = 4  # more than any policy of ours allows
 VALIDATE_EVERY = 16  # steps between two calls of fleet.validate(), which looks at every task
 TIMERS_PER_TASK = 4
 TIMERS_SLACK = 300  # for slots: starts, stops, stalls
-SHUTDOWN_SLACK_NS = 1 * SEC  # signals and exits take a moment
+SHUTDOWN_SLACK_NS = 1 * SEC  # signals and exits take time
 
 
 class Watch:
@@ -88,11 +88,11 @@ class Watch:
         # Over all lives of the supervisor.
         self.acknowledged: dict[str, None] = {}
         self._running: dict[str, Worker] = {}
-        self.suspects: dict[str, None] = {}  # they ran beside others when their worker crashed
+        self.suspects: dict[str, None] = {}  # ran beside others when their worker crashed
         self.shared = 0  # tasks that began beside others
-        self.unknown = 0  # requests that the store could not be asked about
-        self.lies = 0  # leases that were given back and run
-        self.fallbacks = 0  # tasks that have failed and ended with a stand-in
+        self.unknown = 0  # requests for which the store could not be read
+        self.lies = 0  # leases that were returned and went on running
+        self.fallbacks = 0  # tasks that failed and ended with a fallback
         self.unwritten = 0  # steps with tasks in the disk queue that were not on disk yet
         self._leased: dict[str, None] = {}
         self._leased_now: dict[str, None] = {}  # in this life of the supervisor
@@ -171,7 +171,7 @@ class Watch:
         self.given_back(worker, lease)
 
     def lied(self, worker: Worker, lease: Lease) -> None:
-        """It says that it has given back what it runs: others may run it, in all honesty."""
+        """Note that a worker returned a lease and goes on with it: others may rightly run it."""
         self.lies += 1
         worker.lied, worker.lied_ns = lease, 0
         self._running.pop(lease.id, None)
@@ -186,15 +186,15 @@ class Watch:
             del self._holders[lease.id]
 
     def died(self, worker: Worker) -> None:
-        # Beside others it is nobody's death: none of them may be blamed.
+        # A worker with several tasks dies without blame: none of them caused it for certain.
         if len(worker.runs) == 1:
             self._count_death(worker.runs[0][0].id)
 
     def crashed(self, worker: Worker) -> None:
-        """A task has ended its worker, and the core is about to hear of it: `max_crashes` times.
+        """Count a crash by a task, before the core hears of it: at most `max_crashes` of them.
 
-        Not counted: what the core had not written down when the supervisor ended, and what looks
-        like the core's own doing.
+        Not counted: crashes that the core had not written when the supervisor ended, and crashes
+        that the core may have caused.
         """
         runs = [lease for lease, _ in worker.runs]
         assert runs
@@ -209,7 +209,7 @@ class Watch:
         assert crashes <= crashes_max, f"{lease.id} crashed {crashes} workers"
 
     def supervisor_died(self) -> None:
-        """Whatever was leased and has not ended on disk may be taken for running then."""
+        """Count a death for each leased task that has not ended on disk: it may have run."""
         self._leased_now.clear()
         for id_ in self._leased:
             if id_ not in self._world.store.finished:
@@ -225,7 +225,7 @@ class Watch:
     # -- the core's answers -------------------------------------------------------------------
 
     def before(self, event: Any) -> Any:
-        """What must be known from before the event to judge the answer to it."""
+        """Remember what is needed to judge the answer to the event."""
         self.handler_requests.before(event)
         self._untouched = self._world.reloads.before(event)
         self.pauses.before(event)
@@ -253,7 +253,7 @@ class Watch:
         self.cancels.handled(actions)
         self.retries.handled(actions)
         self._scale.handled(event, actions)
-        for page in pages:  # its tasks may be leased before it is written
+        for page in pages:  # tasks of a page may be leased before it is written
             self._note_new(page)
         for action in actions:
             kind = type(action)
@@ -276,7 +276,7 @@ class Watch:
             self.validate()
 
     def _check_idle(self) -> None:
-        """No worker is idle while a task of its pool could run."""
+        """Check that no worker is idle while a task of its pool could run."""
         for pool in self._world.fleet.pools.values():
             if pool.queue.size:
                 picky = any(task.alone for task in self._world.fleet.tasks.values())
@@ -301,12 +301,12 @@ class Watch:
         assert timers <= most, f"{timers} timers for {len(fleet.tasks)} tasks"
 
     def withdrawn(self, new: NewRecord) -> None:
-        """The store leaves it out: nobody may believe it is there."""
+        """Check that nothing counts on a task that the store leaves out."""
         task = self._world.fleet.tasks.get(new.spec.id)
         assert task is None or task.seq != new.seq or task.state == TaskState.NEW, new.spec.id
 
     def stored_end(self, final: FinalRecord, attempts: list[AttemptRecord]) -> None:
-        """A task that failed by itself has left the error of each attempt."""
+        """Check that a task that failed by itself has stored the error of each attempt."""
         outcome = by_itself(final.outcome)
         if outcome.state == FAILED and outcome.failure is not None and not outcome.cached:
             kinds = [attempt.failure.kind for attempt in attempts]
@@ -317,7 +317,7 @@ class Watch:
             assert kinds.count(CRASH) == final.crashes, (final, kinds)
 
     def _note_reopened(self, id_: str) -> None:
-        """It begins anew: nothing of before counts against it."""
+        """Forget the past of a reopened task: it begins anew."""
         for counts in (self._failed_runs, self._deaths, self._crashes):
             counts.pop(id_, None)
         self._leased.pop(id_, None)
@@ -347,7 +347,7 @@ class Watch:
             self._check_final(final)
 
     def _check_final(self, final: FinalRecord) -> None:
-        """Every end has its reason in what really happened."""
+        """Check that every outcome has its reason in what really happened."""
         world, id_, outcome = self._world, final.spec.id, by_itself(final.outcome)
         failure = outcome.failure
         pool = world.fleet.tasks[id_].route.pool
@@ -357,7 +357,7 @@ class Watch:
             f"{id_} is blamed for {final.crashes} crashes and saw {self._deaths.get(id_, 0)}"
         )
         if outcome.cached:
-            return  # the KeyWatch has seen to it
+            return  # the KeyWatch has checked it
         if outcome.state == SUCCEEDED:
             self._check_value(final)
         elif outcome.state == CANCELLED:
@@ -383,7 +383,7 @@ class Watch:
                 assert final.crashes == pool.policy.max_crashes, f"{id_}: {final.crashes} crashes"
 
     def _check_fallback(self, final: FinalRecord) -> None:
-        """Who has failed for good falls back if he asked so and can, and nobody else does."""
+        """Check that a task falls back exactly if it failed for good, wants to and can."""
         outcome, spec = final.outcome, final.spec
         failure = outcome.failure
         asks = self._world.fleet.tasks[spec.id].fallback_on == "failure"
@@ -442,7 +442,7 @@ class Watch:
             assert lease.timeout_ns > 0, lease
 
     def _check_windows(self, actions: list[Any]) -> None:
-        """Only tiny tasks wait in a worker, and not much of them."""
+        """Check that only tiny tasks wait in a worker, and only a few."""
         for action in actions:
             if type(action) is not AssignLeases:
                 continue
@@ -486,11 +486,11 @@ class Watch:
                 self.acknowledged[spec.id] = None
 
     def _check_drop(self, action: DropRequest) -> None:
-        """A request is dropped once, and never answered."""
+        """Check that a request is dropped once, and never answered."""
         assert self._requests.pop(action.request).peer == action.peer, action
 
     def _check_unknown(self, event: ResendUnknown, actions: list[Any]) -> None:
-        """Tasks that may have been accepted before are neither accepted nor refused for good."""
+        """Check that tasks perhaps accepted before are neither accepted nor refused for good."""
         self.unknown += 1
         ids = {spec.id for spec in event.submitted.tasks}
         added = [new.spec.id for each in actions if type(each) is Persist for new in each.news()]
@@ -507,11 +507,11 @@ class Watch:
             assert on_disk == outcome, f"{outcome} was told, on disk is {on_disk}"
 
     def _check_bound(self, event: Any, actions: list[Any], held: dict[str, int]) -> None:
-        """What came in found room, and what was refused did not."""
+        """Check that accepted tasks found room, and refused ones did not."""
         submitted = event.submitted if isinstance(event, ResendChecked) else event
         pages = [action for action in actions if isinstance(action, Persist)]
         added = {new.spec.id for page in pages for new in page.news()}
-        # What was answered at once needed no room.
+        # Tasks answered at once needed no room.
         added -= {final.spec.id for page in pages for final in page.finished}
         limits = {CRITICAL: 100, HIGH: 98}
         for spec in submitted.tasks:
@@ -537,13 +537,13 @@ class Watch:
     def _check_spawn(self, _: SpawnWorker) -> None:
         assert self._stopping_since_ns < 0, "a worker is started during the shutdown"
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- shutdown -----------------------------------------------------------------------------
 
     def _check_budget(self) -> None:
         policy = self._world.policy
         budget_ns = (
             policy.drain_timeout_ns
-            + 2 * policy.stop_timeout_ns  # idle workers are asked first, then signalled
+            + 2 * policy.stop_timeout_ns  # idle workers get a message first, then a signal
             + policy.cleanup_timeout_ns
             + CLEANUP_SLACK_NS
             + CLOSE_BUDGET_NS
@@ -573,4 +573,4 @@ class Watch:
         for old in event.tasks:
             self._seq_ids[old.seq] = old.spec.id
             self._ready_ns[old.spec.id] = old.ready_ns
-            self.suspects.pop(old.spec.id, None)  # who is to run alone is not on disk
+            self.suspects.pop(old.spec.id, None)  # which tasks have to run alone is not on disk

@@ -1,4 +1,4 @@
-"""What must hold for tasks that share a key, seen from outside the core."""
+"""Check tasks that share a key, from outside of the core."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VALUE = b"value of "
 
 @dataclass
 class End:
-    """How a task ended that ran itself."""
+    """The end of a task that ran itself."""
 
     step: int
     when_ns: int
@@ -52,7 +52,7 @@ class KeyWatch:
     # -- runs ---------------------------------------------------------------------------------
 
     def leased(self, lease: Lease, holders: dict[str, Worker]) -> None:
-        """No two tasks of a key are with workers at once."""
+        """Check that no two tasks of a key are with workers at once."""
         self._leased_ns[lease.id] = self._world.now_ns
         key = self._specs[lease.id].key
         for other in self._living.get(key, ()) if key else ():
@@ -97,7 +97,7 @@ class KeyWatch:
             assert not living, f"{living} did not get the result of {key}"
 
     def withdrawn(self, ids: list[str]) -> None:
-        """They wait for the store's word, and meanwhile for nothing else."""
+        """Forget withdrawn tasks: they wait for the store's answer and nothing else."""
         for id_ in ids:
             self._living.get(self._specs[id_].key, {}).pop(id_, None)
 
@@ -140,14 +140,14 @@ class KeyWatch:
         )
 
     def _check_good(self, name: str, value: bytes) -> None:
-        """A last good result is one of that name and key."""
+        """Check that a last good result has that name and key."""
         assert value.startswith(VALUE), value
         source = self._specs[value.removeprefix(VALUE).decode()]
         assert name == _name(source), f"{source.id} is no good result of {name}"
 
 
 def by_itself(outcome: Outcome) -> Outcome:
-    """How a task ended before it fell back: of one that has failed, that is a failure."""
+    """Return the outcome of a task before its fallback: a failed one is a failure."""
     if outcome.state == SUCCEEDED and outcome.failure is not None:
         return structs.replace(outcome, state=FAILED, value=b"", stale=False, fallback=False)
     return outcome

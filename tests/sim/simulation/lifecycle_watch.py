@@ -1,8 +1,8 @@
-"""What must hold of the life of workers, whatever freezes, falls ill or is replaced.
+"""Check the lives of workers, whatever freezes, falls ill or is replaced.
 
-Nobody who is well is killed for hanging. Whoever idles without a sign of life is killed in time.
-No slot has two workers, but for the one that follows a worker on its way out. Whatever outlived its
-worker is counted and reported, once.
+No healthy worker is killed for hanging. A worker that idles without a sign of life is killed in
+time. No slot has two workers, except for the successor of a worker that is leaving. Processes that
+outlive their worker are counted and reported, once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from simulation.profile import SEC
 if TYPE_CHECKING:
     from simulation.world import World
 
-WORN_NS = 120 * SEC  # four slots in turn, each with a task that hangs to its deadline, and pauses
-LIAR_NS = 2 * SEC  # from its word to its death: a look at its board, and the pause before a kill
-SLACK_NS = 1 * SEC  # messages, polls that wake up late, the pause before a kill
+WORN_NS = 120 * SEC  # four slots in turn, each with a task that hangs to its deadline, and delays
+LIAR_NS = 2 * SEC  # from the lie to the kill: a look at the scoreboard, and the delay before a kill
+SLACK_NS = 1 * SEC  # messages, late polls, the delay before a kill
 
 
 class LifecycleWatch:
@@ -55,7 +55,7 @@ class LifecycleWatch:
         assert counted == self._orphans[event.pool], f"{event.pool}: {counted} orphans"
 
     def _check_kill(self, action: KillWorker) -> None:
-        """Who is killed for giving no sign of life gives none."""
+        """Check that a worker killed for giving no sign of life gives none."""
         slot = self._world.fleet._state.workers.get(action.worker)
         worker = self._world.workers[action.worker]
         if slot is None or not action.dump:
@@ -79,20 +79,20 @@ class LifecycleWatch:
             assert not beside or self._was_left(action, beside), f"{name} is beside {beside}"
 
     def _was_left(self, action: SpawnWorker, beside: list[int]) -> bool:
-        """Whether the others of the slot have a place of their own: to come, or on the way out."""
+        """Tell whether the other workers of the slot are its successor or are leaving."""
         pool = self._world.fleet.pools[action.pool]
         others = [slot for slot in (pool.successor, pool.leaving) if slot is not None]
         return {slot.worker for slot in others} >= set(beside)
 
     def soon_replaced(self, pool: Pool, slot: Slot) -> bool:
-        """Whether a worker that has run its number of tasks may be left idle."""
+        """Tell whether a worker that has run its number of tasks may be left idle."""
         if pool.successor is not None:
             return pool.recycled is slot
         leaving = pool.leaving
         return leaving is not None and self._world.now_ns - pool.leaving_ns <= HOLD_NS
 
     def _check_recycled(self, report: Report) -> None:
-        """Where it was said that the successor is ready, it is."""
+        """Check that a successor that was reported ready is ready."""
         self.recycled += 1
         if "is ready" not in report.reason:
             return
@@ -102,7 +102,7 @@ class LifecycleWatch:
         assert slot.state == SlotState.RUNNING, f"{slot.name} is {slot.state}"
 
     def _check_terminated(self, action: TerminateWorker) -> None:
-        """A recycle interrupts no task within its time."""
+        """Check that a recycle interrupts no task within its timeout."""
         world = self._world
         slot = world.fleet._state.workers.get(action.worker)
         worker = world.workers[action.worker]
@@ -117,7 +117,7 @@ class LifecycleWatch:
         self._check_liars()
 
     def _check_liars(self) -> None:
-        """Who runs what it has given back does not for long."""
+        """Check that a worker does not go on for long with a lease that it has returned."""
         world = self._world
         for worker in world.workers.values():
             if worker.alive and worker.lied is not None and worker.running is worker.lied:
@@ -125,7 +125,7 @@ class LifecycleWatch:
                 assert took_ns <= LIAR_NS, f"{worker.name} runs {worker.lied}, given back"
 
     def _check_worn(self) -> None:
-        """No pool has more than one worker too many, and nobody stays worn for ever."""
+        """Check that no pool has two extra workers, and that no worker stays worn forever."""
         world = self._world
         for pool in world.fleet.pools.values():
             workers = sum(1 for slot in pool.everyone if slot.worker)
@@ -135,12 +135,12 @@ class LifecycleWatch:
                 assert worn_ns <= WORN_NS, f"{slot.name} is worn for {worn_ns / SEC} s"
 
     def _check_lame(self) -> None:
-        """Nobody idles without a sign of life for longer than it takes to be found."""
+        """Check that no worker idles without a sign of life for longer than its detection takes."""
         world = self._world
         for slot in world.fleet._state.workers.values():
             worker = world.workers.get(slot.worker)
             if worker is None:
-                continue  # asked for in this very step
+                continue  # requested in this very step
             policy = slot.pool.policy
             limit_ns = policy.health_timeout_ns if worker.checking_ns else 0
             limit_ns = limit_ns or policy.heartbeat_timeout_ns

@@ -1,5 +1,5 @@
-"""Handlers that wait for other tasks, and what must hold of it: nobody is told that his wait is in
-vain who could go on, and nobody waits in vain for long."""
+"""Handlers that wait for other tasks. No handler hears that its wait is in vain while it could go
+on, and none waits in vain for long."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from simulation.workers import Worker
     from simulation.world import World
 
-LOOK_NS = 20 * MS  # how often a handler sees whether its task has ended
-LATE_NS = 300 * MS  # what was true so long ago may be all that the core can know
-VAIN_NS = 1 * SEC + LATE_NS  # a wait in vain is told by then
+LOOK_NS = 20 * MS  # how often a handler checks whether its task has ended
+LATE_NS = 300 * MS  # the core may know nothing more recent
+VAIN_NS = 1 * SEC + LATE_NS  # a wait in vain is reported by then
 
 
 class Nested:
-    """One worker's side: the run that waits, if it does."""
+    """One worker's side: the run that waits, if any."""
 
     def __init__(self, world: World, worker: Worker) -> None:
         self._world = world
@@ -37,10 +37,10 @@ class Nested:
         self._answered = False
         self.waits_for = ""  # id
         self.since_ns = 0
-        self.ended_ns = -SEC  # when the last wait was over
+        self.ended_ns = -SEC  # when the last wait ended
 
     def begins(self, lease: Lease, run: int) -> bool:
-        """Whether this run waits for another task; then it ends with that."""
+        """Tell whether this run waits for another task; then it ends with that task."""
         world = self._world
         if not world.profile.waits or world.is_calm or world.rng.random() >= world.profile.waits:
             return False
@@ -62,7 +62,7 @@ class Nested:
             self._answered = True
 
     def stop(self) -> None:
-        """The run is over, whatever ended it."""
+        """End the wait, whatever ended the run."""
         if self.waits_for:
             self.waits_for = ""
             self.ended_ns = self._world.now_ns
@@ -86,7 +86,7 @@ class WaitWatch:
     def __init__(self, world: World) -> None:
         self._world = world
         self.told = 0
-        self._changed_ns = 0  # when hope was last given or taken by something else than a wait
+        self._changed_ns = 0  # the last change of hope by anything but a wait
 
     def handled(self, event: Any, actions: list[Any]) -> None:
         if isinstance(event, WorkerExited | StopRequested | ScaleRequested | ResumeRequested):
@@ -100,7 +100,7 @@ class WaitWatch:
                 assert not hope, f"{worker.name} is told that its wait is in vain, but {hope}"
 
     def validate(self) -> None:
-        """Nobody waits in vain for long."""
+        """Check that no worker waits in vain for long."""
         world = self._world
         if not world.profile.waits or not world.fleet._state.intake_open:
             return
@@ -112,10 +112,10 @@ class WaitWatch:
                 raise AssertionError(f"{worker.name} waits in vain for {worker.nested.waits_for}")
 
     def _hope(self, first: Worker, settled_ns: int = 0) -> str:
-        """Why this wait may end after all: somebody on whom it hangs can go on. "" for none.
+        """Say why this wait may end after all: a worker it depends on can go on. "" for none.
 
-        Follows who waits for whom from one to the next, which is another way than the core's. With
-        `settled_ns`, what has changed within that time is hope, too.
+        Follows the waits from one worker to the next, unlike the core. With `settled_ns`, a change
+        within that time is hope, too.
         """
         world, seen, todo = self._world, {first.number}, [first]
         while todo:
@@ -123,7 +123,7 @@ class WaitWatch:
             if not worker.alive or not worker.nested.waits_for:
                 recent = not worker.alive or worker.nested.ended_ns >= world.now_ns - LATE_NS
                 if recent and not settled_ns:
-                    continue  # and the core has not heard of it
+                    continue  # the core has not heard of it
                 return f"{worker.name} does not wait"
             if settled_ns and world.now_ns - worker.nested.since_ns < settled_ns:
                 return "it has only begun"
@@ -137,7 +137,7 @@ class WaitWatch:
         return ""
 
     def _needed(self, id_: str) -> list[Worker] | str:
-        """The workers that have to go on before this task can end, or why none has to."""
+        """Return the workers that have to go on before this task can end, or why none has to."""
         world = self._world
         task = world.fleet.tasks.get(id_)
         if task is None:

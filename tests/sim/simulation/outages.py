@@ -1,19 +1,19 @@
-"""Sites that go down and come back, over simulated weeks: what their circuit breakers make of it.
+"""Sites that go down and come back, over simulated weeks, and what their circuit breakers do.
 
-The real core with a few sites that are checked every few minutes. Each site has its outages, from
-minutes to half a day; workers die under a check now and then, and the daemon is killed and started
-again, sometimes much later. The disk answers at once: what a slow one does is seen to elsewhere.
+The real core checks a few sites every few minutes. Each site has outages, from minutes to half a
+day. Workers sometimes die during a check, and the daemon is killed and started again, sometimes
+much later. The disk answers at once: other simulations have a slow disk.
 
-What must hold, whatever the seed:
+The following must hold, whatever the seed:
 
-- While a breaker is open nothing of its site begins, and a restart does not shorten that time.
-- Each opening without a close in between lasts longer, up to the cap; half-open, no more run at
-  once than may probe; the states follow each other as they should.
+- While a breaker is open, no task of its site begins, and a restart does not shorten that time.
+- Each opening without a close in between lasts longer, up to the cap; half-open, no more tasks run
+  at once than may probe; the states follow each other in order.
 - So a site that is down is asked now and then, not at every check.
-- A probe that never reports (its worker died) does not keep it half-open: soon after a site is well
-  its breaker is closed, and all that waited for it has ended.
-- Checks of sites that are well do not notice.
-- Each check that was accepted ends exactly once.
+- A probe that never reports (its worker died) does not keep the breaker half-open: soon after a
+  site is up, its breaker is closed, and all waiting tasks have ended.
+- Checks of sites that are up do not notice.
+- Each accepted check ends exactly once.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from simulation.profile import MS, SEC
 MINUTE, HOUR, DAY = 60 * SEC, 3600 * SEC, 24 * 3600 * SEC
 TRACE_LENGTH = 40
 RUN_NS = (50 * MS, 8 * SEC)
-WELL_NS = 2 * MINUTE  # in which a check of a site that is well has ended, deaths and all
+WELL_NS = 2 * MINUTE  # by then a check of a site that is up has ended, deaths and all
 PEER = b"watcher"
 
 
 @dataclass
 class Row:
-    """A task as the disk knows it."""
+    """A task as stored on disk."""
 
     seq: int
     spec: TaskSpec
@@ -54,31 +54,31 @@ class Row:
 
 @dataclass
 class Site:
-    """The truth about one site, and what was told of its breaker."""
+    """The truth about one site, and what the core reported about its breaker."""
 
     name: str
     outages: list[tuple[int, int]]  # from, to
     state: str = "closed"
-    open_until_ns: int = 0  # as it was told
-    openings: int = 0  # since it was closed
+    open_until_ns: int = 0  # as reported
+    openings: int = 0  # since the last close
     inside: int = 0  # leases that have not ended
-    began_before: int = 0  # of those, how many had begun when it opened
+    began_before: int = 0  # of those, how many had begun when the breaker opened
     attempts_down: int = 0
     checks_down: int = 0
-    submitted: dict[str, int] = field(default_factory=dict)  # when, of those that have not ended
+    submitted: dict[str, int] = field(default_factory=dict)  # times of submits that have not ended
 
     def down(self, now_ns: int) -> bool:
         return any(start <= now_ns < end for start, end in self.outages)
 
     def well_since(self, now_ns: int) -> int:
-        """For how long it has been well; 0 while it is down."""
+        """Return how long the site has been up; 0 while it is down."""
         if self.down(now_ns):
             return 0
         return min([now_ns - end for _, end in self.outages if end <= now_ns], default=now_ns)
 
 
 class Outages:
-    """`Outages(seed).run()` is one scenario."""
+    """One scenario: `Outages(seed).run()`."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -120,7 +120,7 @@ class Outages:
         self.rows: dict[int, Row] = {}
         self.ended: dict[str, str] = {}
         self.facts: dict[tuple[str, str], bytes] = {}
-        self.running: dict[int, tuple[int, Lease, Site]] = {}  # by lease: worker and what it is
+        self.running: dict[int, tuple[int, Lease, Site]] = {}  # by lease: worker and lease
         self.last_seq = 0
         self.fleet: Fleet
 
@@ -139,7 +139,7 @@ class Outages:
     def after(
         self, delay_ns: int, call: Callable[..., None], *args: Any, ever: bool = False
     ) -> None:
-        """Within this life of the daemon only, unless it is for `ever`."""
+        """Schedule a call in this life of the daemon, or in any life with `ever`."""
         self._order += 1
         life = 0 if ever else self.life
         heapq.heappush(self._heap, (self.now_ns + delay_ns, self._order, life, call, args))
@@ -150,7 +150,7 @@ class Outages:
             self.after(number * 7 * SEC, self._check, site, ever=True)
         for _ in range(self.rng.randint(0, 12)):
             self.after(self.rng.randrange(self.end_ns - self.now_ns), self._crash, ever=True)
-        # By then every breaker has probed, and what waited has gone through it.
+        # By then every breaker has probed, and all waiting tasks have passed.
         limit_ns = self.end_ns + 2 * HOUR
         while self._heap or self.up:
             deadline_ns = self.fleet.next_deadline() if self.up else None
@@ -171,7 +171,7 @@ class Outages:
     # -- what happens ---------------------------------------------------------------------------
 
     def _check(self, site: Site) -> None:
-        """It is to be looked at again."""
+        """Submit the next check of the site."""
         if self.now_ns < self.end_ns:
             self.after(self.every_ns, self._check, site, ever=True)
         if not self.up:
@@ -211,10 +211,10 @@ class Outages:
             )
             for row in self.rows.values()
         ]
-        for site in self.sites.values():  # what it is told again of what was alive
+        for site in self.sites.values():  # the core reports again what it remembers
             site.submitted = dict.fromkeys(site.submitted, self.now_ns)
             if site.state == "half_open":
-                site.state = "open"  # its probes are no more, and the next one may begin
+                site.state = "open"  # its probes are gone, and the next one may begin
         self.tell(events.TasksRecovered(recovered))
         self.tell(events.Started())
         self.tell(events.ClockRead(wall_ns))
@@ -227,7 +227,7 @@ class Outages:
         actions = self.fleet.handle(self.now_ns, event)
         for action in actions:
             self.trace.append((self.now_ns, "  ", action))
-        for action in actions:  # told last, and true from the beginning
+        for action in actions:  # reported last, and true from the beginning
             if isinstance(action, act.Report) and action.event.startswith("breaker."):
                 self._told(self.sites[action.target], action)
         for action in actions:
@@ -309,7 +309,7 @@ class Outages:
             self.deaths += 1
             self.tell(events.WorkerExited(worker, -9, lease))
 
-    # -- what is told of breakers ---------------------------------------------------------------
+    # -- reports on breakers ---------------------------------------------------------------------
 
     def _told(self, site: Site, report: act.Report) -> None:
         state = report.event.partition(".")[2]
@@ -326,7 +326,7 @@ class Outages:
         site.openings += 1
         site.began_before = site.inside
         site.open_until_ns = self.now_ns + round(report.seconds * SEC)
-        if self.rng.random() < 0.1:  # the moment in which most is to be remembered
+        if self.rng.random() < 0.1:  # the moment with most to remember
             self.after(self.rng.randrange(round(report.seconds * SEC)), self._crash)
         policy = self.breaker
         grown_ns = policy.open_ns * policy.open_factor ** (site.openings - 1)
@@ -338,14 +338,14 @@ class Outages:
         )
 
     def _look(self) -> None:
-        """Nobody waits for longer than there is a reason for."""
+        """Check that no task waits for longer than there is a reason for."""
         if not self.up:
             return
         for site in self.sites.values():
             if not site.submitted:
                 continue
             oldest_ns = next(iter(site.submitted.values()))
-            # Probes come one after the other, and one may die; each needs a check to be one.
+            # Probes come one after the other, and one may die; each needs a check to become one.
             recovery_ns = 2 * self.breaker.open_max_ns + WELL_NS
             well_ns = site.well_since(self.now_ns) if site.outages else self.now_ns
             patience_ns = WELL_NS if not site.outages else recovery_ns

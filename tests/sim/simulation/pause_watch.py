@@ -1,6 +1,6 @@
-"""What must hold of pauses: a paused pool or slot gets no leases, a drained pool no new tasks.
+"""Check pauses: a paused pool or slot gets no leases, a drained pool no new tasks.
 
-The watch believes only the commands it saw, and what was on disk when the supervisor started.
+The watch believes only the commands it saw, and what was on disk at the supervisor's start.
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class PauseWatch:
         return pool in self.held or slot in self.held
 
     def _forget_removed(self) -> None:
-        """A slot that was scaled away and came back is a new one."""
+        """Forget slots that were scaled away: one that comes back is new."""
         pools = self._world.fleet.pools
         there = {slot.name for pool in pools.values() for slot in pool.slots} | set(pools)
         self.held = {name: how for name, how in self.held.items() if name in there}
 
     def _check_added(self, page: Persist) -> None:
-        at_once = {final.spec.id for final in page.finished}  # by the result of another
+        at_once = {final.spec.id for final in page.finished}  # by the result of another task
         for new in page.news():
             drained = self.held.get(new.pool) == DRAINED
             assert not drained or new.spec.id in at_once, f"{new.spec.id} came into a drained pool"

@@ -1,4 +1,4 @@
-"""What kind of world a seed makes: how much work, what faults, how slow the disk.
+"""Decide what kind of world a seed makes: how much work, which faults, how slow a disk.
 
 The seed chooses one of PROFILES by its remainder and then varies it, so that any run of
 consecutive seeds covers every kind evenly.
@@ -31,7 +31,7 @@ MS = MILLISECOND_NS
 SEC = SECOND_NS
 
 METHODS = ("tiny", "short", "long")
-# How long a run of each takes when all goes well: from, to.
+# How long a run of each method takes when all goes well: from, to.
 DURATIONS_NS = {
     "tiny": (15 * US, 400 * US),
     "short": (2 * MS, 60 * MS),
@@ -46,7 +46,7 @@ HEALTH_NS = 2 * SEC
 @dataclass(frozen=True)
 class Profile:
     name: str
-    faults_ns: int = 8 * SEC  # how long clients, faults and operators are busy; then it is calm
+    faults_ns: int = 8 * SEC  # how long clients, faults and operators are active, before the calm
     pools: int = 1
     slots: tuple[int, int] = (1, 3)
     tasks: int = 60
@@ -65,35 +65,35 @@ class Profile:
     unknown: float = 0.02
     poison: float = 0.0  # kills every worker that runs it
     # Chances, per run.
-    surprise: float = 0.02  # a tiny task that is not
+    surprise: float = 0.02  # a tiny task that takes long
     fail: float = 0.08
     hang: float = 0.0
     crash: float = 0.0
-    wedge: float = 0.0  # it stops for ever between two tasks, and listens to nothing
+    wedge: float = 0.0  # it stops forever between two tasks, and ignores everything
     # Chances, per start of a worker or a fork server.
     spawn_fails: float = 0.0
     open_fails: float = 0.0
     slow_start: float = 0.0
-    leaves: float = 0.0  # its last worker left processes behind: they are ended before the fork
+    leaves: float = 0.0  # its last worker left processes: they are ended before the fork
     fork_server_fails: float = 0.0
     fork_server_exits: float = 0.0
-    fork_server_hangs: float = 0.0  # it never ends to load the worker class
+    fork_server_hangs: float = 0.0  # it never finishes loading the worker class
     # Chances, per message or command.
-    lost: float = 0.3  # what a dead worker had sent
-    late: float = 0.05  # a message of a worker overtakes nothing, but takes its time
-    deaf: float = 0.05  # an order (stop, terminate, cancel) is not heeded
+    lost: float = 0.3  # messages of a dead worker
+    late: float = 0.05  # a message of a worker is late, but in order
+    deaf: float = 0.05  # an order (stop, terminate, cancel) is ignored
     # How often, over the whole time of faults.
     kills: int = 0  # a worker gets SIGKILL, idle or not
     recycles: bool = False  # workers are replaced after a few tasks, or seconds
-    freezes: int = 0  # a worker is stopped (SIGSTOP) or loses its interpreter to a loop in C
-    sick: int = 0  # an idle worker finds itself unhealthy, or never gets to know
+    freezes: int = 0  # a worker is stopped (SIGSTOP), or a loop in C holds its interpreter
+    sick: int = 0  # an idle worker's healthy() says no, or never answers
     fork_server_kills: int = 0
-    fork_server_stalls: int = 0  # it lives and forks nothing any more
+    fork_server_stalls: int = 0  # it lives but forks nothing any more
     reconnects: int = 1  # a client loses its connection
     orders: int = 2  # of an operator
     crashes: int = 0  # of the supervisor
     shutdowns: int = 0
-    stuck_disk: float = 0.0  # chance that a shutdown finds a disk that writes nothing any more
+    stuck_disk: float = 0.0  # chance that the disk writes nothing more during a shutdown
     full_disks: int = 0  # times the disk is full for a while
     retries_by_hand: int = 0  # times the operator retries finished tasks
     pauses: int = 0  # times the operator pauses, drains or resumes something
@@ -103,14 +103,14 @@ class Profile:
     keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
     asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
     waits: float = 0.0  # chance that a run waits for another task, and ends with that
-    lies: float = 0.0  # chance that a worker says in its stead what is not true
+    lies: float = 0.0  # chance that a worker sends something untrue instead
     reloads: int = 0  # times the operator reloads, each time with another policy
     gates: bool = False  # breakers that open, bulkheads, rates, classes
-    scaling: bool = False  # pools that grow and shrink by themselves
+    scaling: bool = False  # pools that scale by themselves
     disk_queue: bool = False  # few tasks are kept in memory
-    alike: float = 0.0  # chance that the tasks of a submit differ in nothing but their ids
-    memory: bool = False  # it gets tight now and then
-    width: int = 1  # tasks a worker runs at once, at most: each draws its own number
+    alike: float = 0.0  # chance that tasks of a submit differ in their ids only
+    memory: bool = False  # memory gets tight now and then
+    width: int = 1  # the most tasks a worker runs at once: each draws its own number
 
 
 CALM = Profile("calm", orders=0, fail=0.02, deaf=0.0)
@@ -210,7 +210,7 @@ PROFILES = (
 )
 
 
-# Profiles that came later have seeds of their own, so that the corpus keeps its meaning.
+# Later profiles have seeds of their own, so that the corpus keeps its meaning.
 LATER_SEED = 1_000_000
 LATER_PROFILES = (
     Profile("gates", gates=True, targets=4, pools=2, fail=0.3, kills=1, crashes=1),
@@ -650,7 +650,7 @@ MEMORY_PROFILES = (
 )
 
 
-# Workers that run several tasks at once; those of one pool need not agree, as while it is reloaded.
+# Workers that run several tasks at once; those of one pool may differ, as during a reload.
 WIDE_SEED = 3_000_000
 WIDE_PROFILES = (
     Profile("wide", width=4, weights=(1, 3, 2), tasks=80, orders=2),
@@ -719,7 +719,7 @@ WIDE_PROFILES = (
 )
 
 
-# Bulk submits: taken in one go where possible, and put in the disk queue while they are written.
+# Bulk submits: taken at once where possible, and put in the disk queue while they are written.
 ALIKE_SEED = 4_000_000
 _ALIKE = Profile(
     "alike",
@@ -744,8 +744,8 @@ ALIKE_PROFILES = (
 )
 
 
-# Workers that say what is not true: that they have given back what they run, or in the name of
-# another one's lease.
+# Workers that lie: they return leases that they go on running, or report about the leases of other
+# workers.
 RUDE_SEED = 5_000_000
 RUDE_PROFILES = (
     Profile("rude", lies=0.3, asks=0.8, tasks=40, weights=(1, 3, 2), slots=(2, 4), fail=0.1),
@@ -798,7 +798,7 @@ NESTED_PROFILES = (
 )
 
 
-# A store that cannot be read now and then, people who submit tasks and command breakers.
+# A store that is unreadable now and then, people who submit tasks and command breakers.
 UNREADABLE_SEED = 7_000_000
 _UNREADABLE = Profile(
     "unreadable",
@@ -867,7 +867,7 @@ def profile_of(seed: int, rng: Random) -> Profile:
 
 
 def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
-    """An operator's choices: short, so that their ends are reached."""
+    """Make an operator's policy with short times, so that a scenario reaches their ends."""
     backoff = BackoffPolicy(base_ns=100 * MS, factor=2.0, max_ns=3 * SEC, jitter=0.1)
     restart = RestartPolicy(
         backoff=backoff, reset_ns=5 * SEC, limit=rng.randint(3, 10), window_ns=20 * SEC
@@ -905,7 +905,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
 
 
 def scaling_of(rng: Random) -> ScalingPolicy | None:
-    """Bounds around the size of one worker, which profiles that scale begin with."""
+    """Return bounds around one worker, the size with which profiles that scale begin."""
     if rng.random() < 0.2:
         return None
     return ScalingPolicy(
@@ -917,7 +917,7 @@ def scaling_of(rng: Random) -> ScalingPolicy | None:
 
 
 def _limits(rng: Random, memory: bool) -> dict[str, int]:
-    """When a worker is worn."""
+    """Return the limits at which a worker is worn."""
     return {
         "max_tasks": rng.choice((0, 1, 3, 20)),
         "max_age_ns": rng.choice((0, 500 * MS, 3 * SEC)),
@@ -936,7 +936,7 @@ def _cache(rng: Random) -> CachePolicy:
 
 
 def _gates(rng: Random) -> dict[str, Any]:
-    """Limits that are reached."""
+    """Return limits low enough to be reached."""
     breaker = BreakerPolicy(
         failures=rng.randint(1, 3),
         open_ns=rng.choice((50, 500)) * MS,

@@ -1,4 +1,4 @@
-"""Sees every dispatch of a queue: strict priority, bounded aging, fair lanes."""
+"""Check every dispatch of a queue: strict priority, bounded aging, fair lanes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class QueueWatch:
         queue.parked = self.parked  # type: ignore[method-assign]
 
     def parked(self, lane: Lane) -> None:
-        """It left the ring: when it comes back, it comes last."""
+        """Forget a lane that leaves the ring: it comes back as the last."""
         self._lanes[lane.level.number].pop(lane.key, None)
         self._parked(lane)
 
@@ -46,9 +46,9 @@ class QueueWatch:
         gated = self._queue.waiting > 0
         taken = self._take(now_ns, share, budget_ns, idle, alone, count_max=count_max)
         self._check_share(taken, share, max(share, count_max))
-        # What left its ring for a waiting room meanwhile had no claim to a turn.
+        # Tasks that left the ring for a waiting room meanwhile had no claim to a turn.
         sizes = [level.size for level in self._queue.levels]
-        gated = gated or self._queue.waiting > 0  # then lanes come and go between two turns
+        gated = gated or self._queue.waiting > 0  # if so, lanes come and go between two turns
         for task in taken:
             sizes[task.priority] += 1
         for task in taken:
@@ -65,7 +65,7 @@ class QueueWatch:
         return taken
 
     def _check_share(self, taken: list[Task], share: int, count_max: int) -> None:
-        """More than its share a worker gets only of what is not worth waking another one for."""
+        """Check that a worker exceeds its share only by tasks too small to wake another one for."""
         assert len(taken) <= count_max, (len(taken), count_max)
         worth_ns = sum(task.route.cost_ns for task in taken)
         assert len(taken) <= share or worth_ns <= WORTH_NS, (len(taken), share, worth_ns)
@@ -81,7 +81,7 @@ class QueueWatch:
         self._last_aged = self._count
 
     def _lanes_now(self, level: int) -> dict[str, int]:
-        """How many tasks each lane offers; notes which lanes are new."""
+        """Count the tasks that each lane offers; note new lanes."""
         known = self._lanes[level]
         lanes = self._queue.levels[level].lanes
         counts = {}
@@ -98,7 +98,7 @@ class QueueWatch:
         return counts
 
     def _check_fair(self, level: int, key: str, counts: dict[str, int]) -> None:
-        """Nobody is served twice while another lane of the level waits."""
+        """Check that no lane is served twice while another lane of the level waits."""
         lanes = self._lanes[level]
         mine = lanes[key]
         for other, entry in lanes.items():
@@ -109,4 +109,4 @@ class QueueWatch:
         mine[1] = mine[2] = self._count
         counts[key] -= 1
         if not counts[key]:
-            mine[1] = -1  # it leaves the ring: when it comes back, it comes last
+            mine[1] = -1  # it leaves the ring, and comes back as the last

@@ -1,7 +1,8 @@
-"""Reloads at any moment, each with another policy; and what must hold for all of them.
+"""Reloads at any moment, each with another policy, and their invariants.
 
-A pool whose build and size stay as they are is not touched. What a removed pool had not begun stays
-on disk and runs when the pool comes back. At the end every worker is of the build its policy names.
+A reload does not touch a pool whose build and size stay the same. Tasks that a removed pool had not
+begun stay on disk and run when the pool comes back. At the end, every worker has the build that its
+policy names.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Reloads:
             world.policy if keep else other,
             pools=tuple(self._changed(pool) for pool in there),
             retry=structs.replace(other.retry, max_retries=world.policy.retry.max_retries),
-            workers_max=0,  # bounds what is scaled, not what a reload starts
+            workers_max=0,  # limits scaling, not what a reload starts
         )
         self._reload()
 
@@ -74,7 +75,7 @@ class Reloads:
         return pool
 
     def put_in_order(self) -> None:
-        """In the calm: everything is there again, and what was given up is tried once more."""
+        """Restore every pool in the calm, and retry what was given up."""
         world = self._world
         pools = world.fleet.pools
         done = all(
@@ -100,10 +101,10 @@ class Reloads:
     def _reload(self) -> None:
         self._world.tell(PolicyChanged(self._world.policy))
 
-    # -- what must hold -----------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------
 
     def before(self, event: Any) -> dict[str, tuple[int, ...]]:
-        """The workers of pools that this reload has no business with."""
+        """Remember the workers of pools that this reload must not touch."""
         if not isinstance(event, PolicyChanged):
             return {}
         return {

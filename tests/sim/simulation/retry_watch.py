@@ -1,9 +1,9 @@
-"""Retries of a site are a share of its traffic, over all lives of the supervisor.
+"""Check that retries of a site are a share of its traffic, over all lives of the supervisor.
 
-In each life the retries that began and had not been paid for in an earlier one are no more than
-what was left of the budget at its start, a share of the first attempts that began since, and what
-that time is worth. What is written down as left is never more than that either: the next life
-cannot be given too much.
+In each life, the retries that began and were not paid for in an earlier life are at most the sum of
+three: what was left of the budget at its start, a share of the first attempts that began since, and
+what the time is worth. The remainder that is written is never more than that either: the next life
+cannot get too much.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 class RetryWatch:
     def __init__(self, world: World) -> None:
         self._world = world
-        self._since_ns = 0  # this life
+        self._since_ns = 0  # start of this life
         self._left: dict[str, int] = {}  # at the start of this life, by target, in units
         self._firsts: dict[str, dict[str, None]] = {}  # ids, by target
         self._retries: dict[str, dict[tuple[str, int], None]] = {}  # ids and attempts, by target
-        self._paid: dict[str, int] = {}  # of tasks of earlier lives: up to this attempt
+        self._paid: dict[str, int] = {}  # by id: the last attempt that an earlier life paid for
 
     def new_life(self) -> None:
         facts = self._world.store.facts(BUDGET)
@@ -57,7 +57,7 @@ class RetryWatch:
         return left + (policy.retry_share * firsts + times) * RETRY_UNITS
 
     def begins_anew(self, id_: str) -> None:
-        """A person has it run again: it has a first attempt again."""
+        """Count the attempts of a task from one again, because a person retries it."""
         self._paid.pop(id_, None)
         for target, ids in self._firsts.items():
             if id_ in ids:
@@ -94,5 +94,5 @@ class RetryWatch:
         assert spent + left <= allowed + 1, f"{target}: {spent} and {left} of {allowed}"
 
     def _check_written(self, target: str, left: int) -> None:
-        """What is paid for and has not begun makes it less, never more."""
+        """Check the written remainder: retries paid for but not begun lower it."""
         self._check(target, left)

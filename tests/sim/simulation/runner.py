@@ -1,4 +1,4 @@
-"""Runs a seed and tells how to see a failing one again."""
+"""Run a seed, and say how to repeat a failing one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from musterd.supervisor.core.workers import autoscale
 from simulation.profile import Profile
 from simulation.world import World
 
-# Limits that a scenario of a hundred tasks would never reach are made small, so that it does.
+# Limits that a hundred tasks would never reach are made small, so that scenarios reach them.
 SMALL_LIMITS = (
     (queue, "SWEEP_MIN", 4),
     (timers, "TIMERS_SLACK", 8),
@@ -52,18 +52,18 @@ def small_limits(profile: Profile) -> Iterator[None]:
 
 
 def run_seed(seed: int) -> int:
-    """One scenario. Returns how many steps the core took."""
+    """Run one scenario; return the number of steps of the core."""
     return run_world(seed).watch.steps
 
 
 def run_world(seed: int) -> World:
-    """One scenario, from its beginning to its end."""
+    """Run one scenario from beginning to end."""
     world = World(seed)
     try:
         with small_limits(world.profile):
             world.run()
     except Exception as error:
-        # Whatever the core raises under some order of events is a finding.
+        # Any exception of the core under some order of events is a finding.
         raise SeedFailed(
             f"seed {seed} (profile {world.profile.name}) after {world.watch.steps} steps: "
             f"{type(error).__name__}: {error}\n"
@@ -73,14 +73,14 @@ def run_world(seed: int) -> World:
 
 
 class Digest:
-    """Takes the place of a world's trace: keeps all of it, as one number."""
+    """Takes the place of a world's trace: keeps all of it as one number."""
 
     def __init__(self) -> None:
         self._hash = sha256()
 
     def append(self, entry: tuple[int, str, object]) -> None:
         when_ns, mark, what = entry
-        # Of an event the kind is enough (and one holds a set): what it said is in the actions.
+        # The kind of an event is enough (one event holds a set): the actions tell the rest.
         told = repr(what) if mark == "  " else type(what).__name__
         self._hash.update(f"{when_ns}{mark}{told}".encode())
 
@@ -89,7 +89,7 @@ class Digest:
 
 
 def story_digest(seed: int) -> str:
-    """All that the core was told and answered in one scenario, as one number."""
+    """Return all events and actions of one scenario as one number."""
     world = World(seed)
     world.trace = digest = Digest()  # type: ignore[assignment]
     with small_limits(world.profile):
@@ -98,7 +98,7 @@ def story_digest(seed: int) -> str:
 
 
 def story_of(world: World) -> str:
-    """The last events (->) and the actions that answered them, in milliseconds before the end."""
+    """Return the last events (->) and the actions after them, in milliseconds before the end."""
     return "\n".join(
         f"{(when_ns - world.now_ns) / 1e6:12.3f} ms {mark} {what}"
         for when_ns, mark, what in world.trace

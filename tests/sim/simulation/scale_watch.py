@@ -1,4 +1,4 @@
-"""What must hold of pools that grow and shrink by themselves, and of the bound that they share."""
+"""Check pools that scale by themselves, and the bound that they share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class ScaleWatch:
         self._world = world
         self._busy: dict[int, bool] = {}
         self._sizes: dict[str, int] = {}
-        self._moved_ns: dict[tuple[str, bool], int] = {}  # by (pool, whether up): the last time
+        self._moved_ns: dict[tuple[str, bool], int] = {}  # by (pool, whether up): the last change
 
     def new_life(self) -> None:
         self._sizes = {name: pool.size for name, pool in self._world.fleet.pools.items()}
@@ -34,7 +34,7 @@ class ScaleWatch:
     def handled(self, event: Any, actions: list[Any]) -> None:
         asked = isinstance(event, ScaleRequested | AutoscaleRequested | PolicyChanged)
         if isinstance(event, PolicyChanged):
-            self._moved_ns = {}  # scalers that are made anew know nothing of before
+            self._moved_ns = {}  # new scalers know nothing of earlier changes
         sizes, self._sizes = self._sizes, {}
         for pool in self._world.fleet.pools.values():
             before = sizes.get(pool.name, pool.size)
@@ -55,7 +55,7 @@ class ScaleWatch:
             self._check_drained(actions)
 
     def _check_pauses(self, pool: Pool, before: int) -> None:
-        """No change right after another; never both directions within `idle`, but from nothing."""
+        """Check pauses between changes: no quick repeat, no turn within `idle` except from zero."""
         assert pool.scaler is not None
         now_ns, up = self._world.now_ns, pool.size > before
         same_ns = now_ns - self._moved_ns.get((pool.name, up), 0)
@@ -78,7 +78,7 @@ class ScaleWatch:
         assert not workers_max or alive <= workers_max, f"{alive} workers of {workers_max}"
 
     def _check_drained(self, actions: list[Any]) -> None:
-        """Whoever is let go by the scaler was idle."""
+        """Check that the scaler stops only idle workers."""
         scaled = {
             action.pool
             for action in actions

@@ -1,12 +1,12 @@
-"""A sidecar at the mercy of a seed: it dies, hangs, starts late or never, is wanted or not.
+"""A sidecar driven by a seed: it dies, hangs, starts late or never, is wanted or not.
 
-`SidecarWorld(seed).run()` is one scenario: a time of faults and reloads, then a calm in which it
-has to come up if it is wanted, then the end of the daemon. What must hold:
+`SidecarWorld(seed).run()` is one scenario: a time of faults and reloads, then a calm in which the
+sidecar has to come up if it is wanted, then the end of the daemon. The following must hold:
 
 - there is never a second process beside one that lives: the two would want the same address;
-- whoever is well is not killed, but when another is wanted or the daemon ends;
-- whoever hangs is killed in time, and started again;
-- none is started after it was ended for good.
+- a healthy sidecar is killed only when another is wanted or the daemon ends;
+- a hanging sidecar is killed in time, and started again;
+- none is started after the sidecar was ended for good.
 """
 
 import heapq
@@ -51,8 +51,8 @@ class Process:
         self.build = build
         self.alive = True
         self.ready = False
-        self.hangs_since_ns = 0  # 0: it is well
-        self.deaf = False  # to SIGTERM
+        self.hangs_since_ns = 0  # 0: healthy
+        self.deaf = False  # ignores SIGTERM
         self.made_ns = now_ns
 
 
@@ -120,7 +120,7 @@ class SidecarWorld:
 
     def _calm_down(self) -> None:
         self.calm = True
-        self.tell(events.PolicyChanged(self.policy))  # what was given up is tried again
+        self.tell(events.PolicyChanged(self.policy))  # a sidecar that was given up is tried again
 
     def _end(self) -> None:
         state = self.sidecar.state
@@ -204,7 +204,7 @@ class SidecarWorld:
         alive = self.process is not None and self.process.alive
         assert not alive or web.alive, f"it lives, and the core says that it is {web.state}"
 
-    # Of the actions those that concern the sidecar: this world has nothing else.
+    # Only actions about the sidecar: this world has nothing else.
     carried_out: dict[type, Callable[["SidecarWorld", Any], None]] = {  # noqa: RUF012  # a table
         act.StartSidecar: _start,
         act.StopSidecar: _stop,

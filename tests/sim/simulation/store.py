@@ -1,4 +1,4 @@
-"""The disk: commits in groups, in order, after a while; what was committed survives everything."""
+"""The disk: it commits in groups, in order, after a while; committed data survives everything."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 READ_NS = (50 * US, 20 * MS)
-ANSWER_NS = (10 * US, 10 * MS)  # until the loop hears of it
-RETRY_NS = (300 * MS, 1200 * MS)  # after a commit that failed
-TORN = 0.3  # share of failed commits that are whole in the log
+ANSWER_NS = (10 * US, 10 * MS)  # until the loop hears of a commit
+RETRY_NS = (300 * MS, 1200 * MS)  # after a failed commit
+TORN = 0.3  # share of failed commits that are complete in the log
 
 
 @dataclass
@@ -70,28 +70,28 @@ class Store:
     def __init__(self, world: World) -> None:
         self._world = world
         self.full = False  # nothing fits for a while
-        self._failing = False  # and the supervisor has been told
+        self._failing = False  # and the supervisor knows
         self._withdrawn: dict[int, None] = {}
-        self._chance = Random(world.seed)  # of its own: what else happens stays the same
-        self._torn: list[tuple[int, Persist]] = []  # failed to sync, and may be in the log
-        self._doubtful = 0  # the greatest seq of those
+        self._chance = Random(world.seed)  # separate, so that other random choices stay the same
+        self._torn: list[tuple[int, Persist]] = []  # failed to sync, but may be in the log
+        self._doubtful = 0  # the largest seq of those
         self._former: dict[str, int] = {}  # the seq of a finished task
-        self.attempts: dict[int, list[AttemptRecord]] = {}  # the failed ones, by seq
+        self.attempts: dict[int, list[AttemptRecord]] = {}  # failed attempts, by seq
         self.live: dict[int, Row] = {}
         self.live_ids: dict[str, int] = {}
         self.finished: dict[str, Outcome] = {}
-        self._facts: dict[tuple[str, str], tuple[bytes, int]] = {}  # with its end, 0 for never
+        self._facts: dict[tuple[str, str], tuple[bytes, int]] = {}  # with its expiry, 0 for never
         self.last_seq = 0
-        self.stuck = False  # it writes nothing any more in this life
+        self.stuck = False  # writes nothing more in this life
         self._waiting: list[tuple[int, Persist]] = []
         self._busy = False
         self._unsaid = 0  # pages whose Persisted has not arrived
-        self._said_ns = 0  # Persisted arrive in the order of the commits ...
-        self._read_ns = 0  # ... and reads are done in their order, but beside the writes
+        self._said_ns = 0  # Persisted events arrive in the order of the commits ...
+        self._read_ns = 0  # ... and reads in their own order, beside the writes
 
     @property
     def settled(self) -> bool:
-        """Whether everything written is on disk and said to be."""
+        """Tell whether everything written is on disk and reported."""
         return not self._unsaid
 
     # -- writing ------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ class Store:
         world.in_life(world.delay(*world.profile.disk_ns), self._commit, group)
 
     def _commit(self, group: list[tuple[int, Persist]]) -> None:
-        """One transaction: from here on it is on disk, whether or not anybody hears of it."""
+        """Commit one transaction: from here on it is on disk, whether or not it is reported."""
         world = self._world
         if self.stuck:
             return
@@ -130,11 +130,11 @@ class Store:
             self._start_group()
 
     def _tear(self, group: list[tuple[int, Persist]]) -> None:
-        """Some of the commits that fail do so at their sync, with everything written."""
+        """Let some commits fail only at their sync, with everything written."""
         if self._chance.random() < TORN:
             seqs = [new.seq for _, page in group for new in page.news()]
             kept = [seq for seq in seqs if seq not in self._withdrawn]
-            if kept == seqs:  # else it is another transaction by now
+            if kept == seqs:  # else the transaction has changed
                 self._torn = group
                 self._doubtful = max([self._doubtful, *seqs])
 
@@ -151,16 +151,16 @@ class Store:
         self._world.in_life(self._world.delay(*RETRY_NS), self._withdraw, action)
 
     def _withdraw(self, action: Withdraw) -> None:
-        """What comes in the order of its seq and is beyond the last one written, is not written."""
+        """Leave out withdrawn tasks whose seq is beyond the last one written."""
         gone = [seq for seq in action.seqs if seq > max(self.last_seq, self._doubtful)]
         self._withdrawn.update(dict.fromkeys(gone))
         world = self._world
-        # Heard before any commit that leaves them out.
+        # Reported before any commit that leaves them out.
         self._said_ns = max(self._said_ns, world.now_ns + world.delay(*ANSWER_NS))
         world.in_life(self._said_ns - world.now_ns, world.tell, TasksWithdrawn(gone))
 
     def _say(self, ticket: int, pages: int) -> None:
-        """One word for the whole group."""
+        """Report the whole group at once."""
         self._unsaid -= pages
         self._world.tell(Persisted(ticket))
 
@@ -250,7 +250,7 @@ class Store:
         world.in_life(self._read_ns - world.now_ns, call, action)
 
     def unreadable(self) -> bool:
-        """Whether this answer cannot be read."""
+        """Tell whether this answer cannot be read."""
         share = 0.0 if self._world.is_calm else self._world.profile.unreadable
         return bool(share) and self._chance.random() < share
 
@@ -269,7 +269,7 @@ class Store:
         world.in_life(world.delay(*ANSWER_NS), self._say_checked, answer)
 
     def _say_checked(self, answer: ResendChecked) -> None:
-        """A client that is gone by now waits for nothing."""
+        """Report the lookup, unless the client is gone."""
         peer = answer.submitted.peer
         if not peer.startswith(CALLER) and self._world.client_of(peer) is None:
             answer = replace(answer, submitted=replace(answer.submitted, peer=b""))
@@ -299,10 +299,10 @@ class Store:
         world.in_life(world.delay(*READ_NS), self._read_page, action)
 
     def _read_page(self, action: ReadDiskTasks) -> None:
-        """What was read is heard of at once: the loop takes it with the commits before it."""
+        """Read a page; the loop hears of it at once, with the commits before it."""
         ids = action.ids
         unread = []
-        if self._world.rng.random() < 0.2:  # they are large
+        if self._world.rng.random() < 0.2:  # its tasks are large
             ids, unread = ids[:1], ids[1:]
         rows = [self.live[self.live_ids[id_]] for id_ in ids if id_ in self.live_ids]
         if self._world.rng.random() < 0.2:  # in any order
@@ -311,7 +311,7 @@ class Store:
         for row in rows:
             tasks.add(row.seq, row.spec, row.submitted_ns + self._world.wall_offset_ns)
             changes = row.attempt + row.crashes + row.interruptions + row.begun
-            # One that is to be cancelled may have come to its turn while it was read.
+            # A task that is to be cancelled may have become due while it was read.
             there = row.spec.id in self._world.fleet.on_disk
             assert not (changes and there), f"{row} was not to be in the disk queue"
         self._world.tell(DiskTasksRead(action.ticket, tasks, unread))
@@ -340,7 +340,7 @@ class Store:
     # -- between two lives --------------------------------------------------------------------
 
     def lose_power(self) -> None:
-        """The supervisor is gone: what was not committed never happened, or is whole in the log."""
+        """End the supervisor: uncommitted data is gone, or is complete in the log."""
         if self._torn and self._chance.random() < 0.5:
             torn = [new.seq for _, page in self._torn for new in page.news()]
             refused = [seq for seq in torn if seq in self._withdrawn]
@@ -354,7 +354,7 @@ class Store:
         self._unsaid = 0
 
     def recover(self) -> list[TasksRecovered]:
-        """All that is live, in pages."""
+        """Return all live tasks, in pages."""
         tasks = [self._recovered(row) for row in self.live.values()]
         size = self._world.rng.choice((1, 7, 1000))
         pages = [tasks[start : start + size] for start in range(0, len(tasks), size)]

@@ -1,14 +1,14 @@
-"""Weeks of schedules: the real core under a clock that is set, on a disk that loses what was not
-committed, with restarts at any moment, full queues, long runs and people who pause and run by hand.
+"""Weeks of schedules: the real core, with a clock that is set, a disk that loses uncommitted data,
+restarts at any moment, full queues, long runs, and people who pause and run schedules by hand.
 
-What is checked against an account of our own, kept from what is committed:
+An account of our own, kept from what is committed, checks that:
 
 - every instant that a schedule passes is either a task on disk, once, or counted as skipped;
-- what is counted is reported; nothing is reported that is not counted;
-- which instants are run and which are skipped is what the policy says;
+- every skip that is counted is reported, and no other;
+- the policy says which instants run and which are skipped;
 - no two runs are alive at once where that is not allowed;
 - a clock that is set back repeats no cron run;
-- a changed result is told at least once, and nothing else is called changed;
+- a changed result is told at least once, and no other result is called changed;
 - when nothing is in the way, nothing due is left waiting.
 """
 
@@ -41,7 +41,7 @@ MINUTE = 60 * SEC
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 TRACE_LENGTH = 60
-KILLED_AT_COMMIT = 0.002  # the chance of an end right before or after a commit, which are short
+KILLED_AT_COMMIT = 0.002  # the chance of a kill right before or after a commit, which is short
 # Weeks in which summer time begins or ends in one of the zones, and a leap day.
 WEEKS = (
     datetime(2025, 3, 24, tzinfo=UTC),
@@ -58,7 +58,7 @@ def _repeating(match: Callable[[datetime], bool]) -> Callable[[datetime, datetim
 
 
 def _at_fixed_time(hour: int, minute: int, match: Callable[[datetime], bool]) -> Any:
-    """Once on each day that matches, in the hour after it where its own is left out."""
+    """Run once on each matching day, in the next hour where its own hour is left out."""
 
     def due(local: datetime, before: datetime) -> bool:
         at = local.replace(hour=hour, minute=minute, tzinfo=None)
@@ -68,7 +68,7 @@ def _at_fixed_time(hour: int, minute: int, match: Callable[[datetime], bool]) ->
     return due
 
 
-# Expressions, and what they mean by hand: whether a run is due in a minute, given the one before.
+# Expressions and their meaning by hand: whether a run is due in a minute, given the one before.
 CRONS: tuple[tuple[str, ZoneInfo, Callable[[datetime, datetime], bool]], ...] = (
     ("*/20 * * * *", BERLIN, _repeating(lambda t: t.minute % 20 == 0)),
     ("15 * * * *", NEW_YORK, _repeating(lambda t: t.minute == 15)),
@@ -93,10 +93,10 @@ class Account:
         self.instants: dict[tuple[int, int], None] = {}  # committed: (turn, instant)
         self.crons: dict[int, None] = {}
         self.value: bytes | None = None
-        self.changes: dict[str, None] = {}  # ids whose result was not the one before
+        self.changes: dict[str, None] = {}  # ids whose result differed from the one before
         self.told: dict[str, None] = {}
         self.reported = 0  # in this life
-        self.skipped_before = 0  # this life
+        self.skipped_before = 0  # before this life
 
     def between(self, after_ns: int, until_ns: int) -> list[int]:
         timing = self.policy.timing
@@ -108,7 +108,7 @@ class Account:
 
 @cache
 def minutes_by_hand(start: datetime, days: int, number: int) -> list[int]:
-    """When one of CRONS is due, found by looking at every minute."""
+    """Return when one of CRONS is due, found by looking at every minute."""
     _, zone, due = CRONS[number]
     found = []
     before = start.astimezone(zone)
@@ -129,7 +129,7 @@ class Row(msgspec.Struct):
 
 
 class Timetable:
-    """`Timetable(seed).run()` is one scenario."""
+    """One scenario: `Timetable(seed).run()`."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -140,7 +140,7 @@ class Timetable:
         self.now_ns = rng.randrange(1, 10**15)
         self.offset_ns = int(start.timestamp()) * SEC + rng.randrange(HOUR) - self.now_ns
         self.end_ns = self.now_ns + self.weeks * 7 * DAY
-        self.told_before: dict[str, str] = {}  # when a client asked for the newest changes
+        self.told_before: dict[str, str] = {}  # the newest changes when a client last asked
         self.accounts = {
             account.policy.name: account
             for account in (self._account(number, start) for number in range(rng.randint(1, 3)))
@@ -288,7 +288,7 @@ class Timetable:
         self.tell(events.ShutdownRequested("asked"))
 
     def _read_clock(self) -> None:
-        """Once a second; the readings that find nothing near are left out."""
+        """Read the clock once a second; skip readings with nothing near."""
         self.tell(events.ClockRead(self.wall_ns))
         for schedule in self.fleet.schedules.values():
             self._check_waits(schedule)
@@ -303,7 +303,7 @@ class Timetable:
         self.in_life(max(SEC, min(nearest - 2 * SEC, 20 * MINUTE)), self._read_clock)
 
     def _set_clock(self) -> None:
-        """By people, by a time server, or because the machine slept."""
+        """Set the clock, as people, a time server or a sleeping machine do."""
         if self.calm:
             return
         step_ns = self.rng.choice((SEC, MINUTE, HOUR, 10 * HOUR))
@@ -311,7 +311,7 @@ class Timetable:
         ahead_ns = self.offset_ns + step_ns + self.now_ns
         newest = max((account.last_ns for account in self.accounts.values()), default=0)
         if newest - ahead_ns > 20 * HOUR:
-            return  # so wrong that it begins anew: tested elsewhere
+            return  # so wrong that schedules begin anew: tested elsewhere
         self.trace.append((self.now_ns, "!!", f"the clock is set by {step_ns / SEC} s"))
         self.offset_ns += step_ns
         if self.up:
@@ -321,7 +321,7 @@ class Timetable:
         self.tell(events.ClockRead(self.wall_ns))
 
     def _calm_down(self) -> None:
-        """No more faults: everything that is due gets settled, and then it is over."""
+        """Stop the faults: everything due gets settled, then the scenario ends."""
         self.calm = True
         if not self.up or self.fleet.phase:
             self.life += 1
@@ -338,10 +338,10 @@ class Timetable:
             )
         self._heap.clear()
 
-    # -- faults and people --------------------------------------------------------------------
+    # -- faults and operators -----------------------------------------------------------------
 
     def _flood(self) -> None:
-        """The queue is full for a while."""
+        """Fill the queue for a while."""
         if self.up and not self.calm:
             self.requests += 1
             specs = [
@@ -362,7 +362,7 @@ class Timetable:
         self.tell(events.SchedulePauseRequested(name, False, b""))
 
     def _follow(self) -> None:
-        """A client asks for the newest changes; it was told these before."""
+        """Ask for the newest changes as a client; remember what was told before."""
         told = {name: list(account.told)[-1:] for name, account in self.accounts.items()}
         self.told_before = {name: ids[0] for name, ids in told.items() if ids}
         self.tell(events.ChangesFollowed(b"follower"))
@@ -482,7 +482,7 @@ class Timetable:
         account.value = final.outcome.value
 
     def _audit(self, account: Account, memory: Memory, specs: list[TaskSpec], wall_ns: int) -> None:
-        """From one state of a schedule on disk to the next: every instant has its reason."""
+        """Check that each instant between two states of a schedule on disk has its reason."""
         policy = account.policy
         by_hand = [spec for spec in specs if spec.id.endswith("m")]
         runs = [_instant(spec) for spec in specs if not spec.id.endswith("m")]
@@ -535,7 +535,7 @@ class Timetable:
         if runs and policy.catch_up == "none":
             assert wall_ns - runs[0] <= ON_TIME_NS, "a late run with catch_up = none"
 
-    # -- what is said -------------------------------------------------------------------------
+    # -- reports ------------------------------------------------------------------------------
 
     def _hear(self, report: act.Report) -> None:
         account = self.accounts.get(report.schedule)
@@ -550,7 +550,7 @@ class Timetable:
             account.told[report.task] = None
 
     def _check_newest(self, action: act.TellChanges) -> None:
-        """On disk, and not older than what was told before it was asked for."""
+        """Check that the newest change is on disk and not older than what was told before."""
         newest = {change.schedule: change.task for change in action.changes}
         assert newest.keys() >= self.told_before.keys(), f"{self.told_before}: now {newest}"
         for name, id_ in newest.items():
@@ -568,7 +568,7 @@ class Timetable:
             )
 
     def _check_waits(self, schedule: Any) -> None:
-        """After a reading of the clock nothing that could run is left."""
+        """Check that no run that could start is left after a reading of the clock."""
         state = self.fleet._state
         if not schedule.active or not state.intake_open or state.store_problem:
             return

@@ -1,14 +1,14 @@
-"""Memory in the simulated world: what others take, what the workers take, and what must follow.
+"""Memory in the simulated world: what others use, what the workers use, and what must follow.
 
-Others take a share that jumps, climbs or swings; each worker takes a part of its own, more while it
-runs a task. Where nothing is left, the kernel kills the largest worker. The core is told once a
-second, as by the probe. Checked against the truth of this world:
+Other programs use a share that jumps, climbs or swings; each worker uses a part of its own, more
+while it runs a task. When nothing is left, the kernel kills the largest worker. The core gets a
+sample once a second, as from the probe. Checked against the truth of this world:
 
-- at a line, every pool is at its lower target with the answer to the sample;
-- pools with `sacrifice` have no worker where memory stays critical, the others always may have one;
-- who was to go is gone within the budget of a stop, or at once in the last stage;
-- nothing comes back before use was below the line, by the margin, for the whole of `calm`;
-- a worker beside others is not made where the last look said critical;
+- at a threshold, every pool has its lower target with the answer to the sample;
+- pools with `sacrifice` have no worker where memory stays critical; the others may always have one;
+- a worker that has to go is gone within the budget of a stop, or at once in the last stage;
+- nothing comes back before use was below the threshold, by the margin, for the whole of `calm`;
+- no worker is added beside others when the last sample said critical;
 - in the calm at the end, everything comes back by itself (World._settled).
 """
 
@@ -33,11 +33,11 @@ from simulation.workers import SIGKILL, Worker
 if TYPE_CHECKING:
     from simulation.world import World
 
-TOTAL = 16_000 * MEBIBYTE  # the largest fleet fits, in the calm
+TOTAL = 16_000 * MEBIBYTE  # in the calm, the largest fleet fits
 SAMPLE_NS = (900 * MS, 1100 * MS)
 CALM_SHARE = 0.1
-RECYCLE_NS = 5 * SEC + HARD_GRACE_NS  # who was to be recycled is given all of its task's time
-SLACK_NS = 3 * SEC  # signals, exits and messages take a moment
+RECYCLE_NS = 5 * SEC + HARD_GRACE_NS  # a recycled worker gets its task's whole timeout
+SLACK_NS = 3 * SEC  # signals, exits and messages take time
 FALLS = ("memory.recovering", "memory.normal")
 
 Curve = Callable[[int], float]
@@ -53,7 +53,7 @@ class Weather:
         self._calm_since_ns: int | None = None
         self._excess_since: dict[str, tuple[int, int | None]] = {}
         self.rises = 0
-        self.sacrificed = 0  # times a pool was seen to have given way wholly
+        self.sacrificed = 0  # times a pool was seen to have given way entirely
 
     # -- what happens -------------------------------------------------------------------------
 
@@ -63,7 +63,7 @@ class Weather:
             world.after(world.delay(0, world.profile.faults_ns), self._change)
 
     def _change(self) -> None:
-        """From now on others take another share."""
+        """Give other programs another share."""
         rng, began_ns = self._world.rng, self._world.now_ns
         low, high = rng.uniform(0.05, 0.6), rng.uniform(0.5, 0.95)
         span_ns = self._world.delay(1 * SEC, 15 * SEC)
@@ -77,7 +77,7 @@ class Weather:
         self._curve = rng.choice((lambda _: low, lambda _: high, climb, swing))
 
     def new_life(self) -> None:
-        """A supervisor starts: it looks first."""
+        """Start a supervisor, which looks at memory first."""
         self._excess_since = {}
         self._calm_since_ns = None
         self._look()
@@ -114,7 +114,7 @@ class Weather:
         source = MemorySource("memory", TOTAL, self._used())
         world.tell(MemorySampled((source,), workers=known))
 
-    # -- what must hold -----------------------------------------------------------------------
+    # -- invariants ---------------------------------------------------------------------------
 
     def handled(self, event: Any, actions: list[Any]) -> None:
         fleet = self._world.fleet
@@ -127,7 +127,7 @@ class Weather:
                 self._check_spawn(action)
 
     def _check_last(self, pool: Pool) -> None:
-        """Pools marked for it go first, to the last worker; the others always may have one."""
+        """Check that marked pools go first, to the last worker; the others may always have one."""
         stage, sacrifice = self._world.fleet.stage, pool.policy.sacrifice
         if stage >= Stage.SACRIFICE:
             assert pool.limit == (0 if sacrifice else 1), f"{pool.name} may have {pool.limit}"
@@ -164,7 +164,7 @@ class Weather:
             self._calm_since_ns = world.now_ns
 
     def _check_gone(self, name: str) -> None:
-        """Workers beyond the limit are given the time of a stop, and no more."""
+        """Check that workers beyond the limit get the time of a stop, and no more."""
         world = self._world
         pool = world.fleet.pools[name]
         beyond = [slot for slot in pool.slots if slot.held and slot.state == SlotState.DRAINING]

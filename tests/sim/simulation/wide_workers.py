@@ -1,4 +1,4 @@
-"""Workers that run several tasks at once: each lease begins when it comes, and ends by itself."""
+"""Workers that run several tasks at once: each lease begins on arrival and ends by itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WideWorker(Worker):
         return list(self._runs.values())
 
     def _note_oldest(self) -> None:
-        """What narrow workers have one of."""
+        """Note the oldest run, as narrow workers have only one."""
         runs = self.runs
         self.running = runs[0][0] if runs else None
         self.board = (runs[0][0].lease, runs[0][1]) if runs else (0, self._world.now_ns)

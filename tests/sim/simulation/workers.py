@@ -1,4 +1,4 @@
-"""Worker processes and fork servers, with everything that goes wrong with them."""
+"""Worker processes and fork servers, with all their faults."""
 
 from __future__ import annotations
 
@@ -63,18 +63,18 @@ class Worker:
         self.running: Lease | None = None
         self.asks = Asks(world, self)
         self.nested = Nested(world, self)
-        self.run = 0  # the number of the run, to know a cancelled ending from the next one
+        self.run = 0  # the number of the run, to tell a cancelled ending from the next one
         self._outbox: list[Completion] = []
         self._flush_at = world.rng.randint(1, 8)
-        self.recalled = False  # the core has asked for its leases back and not heard of them
+        self.recalled = False  # the core has asked for its leases back and got no answer yet
         self.doomed = False  # the core has ordered its end
-        self.lied: Lease | None = None  # what it runs although it has given it back
+        self.lied: Lease | None = None  # the lease it runs although it returned it
         self.lied_ns = 0  # since when the core knows
         self._wedged = False
-        self.frozen_ns = 0  # since when it does nothing at all, 0 for not
-        self.checking_ns = 0  # since when it asks its healthy()
-        self.unhealthy = False  # it ended because of the answer
-        self.oom = ""  # it was killed because memory ran out
+        self.frozen_ns = 0  # since when it does nothing, 0 if it works
+        self.checking_ns = 0  # since when healthy() runs
+        self.unhealthy = False  # it ended because healthy() said no
+        self.oom = ""  # why the kernel killed it for memory
         self._stopping = False
         self._closing = False
         self._arrival_ns = 0
@@ -82,7 +82,7 @@ class Worker:
 
     @property
     def runs(self) -> list[tuple[Lease, int]]:
-        """What runs in it, and since when; the oldest first."""
+        """Return the running leases and since when each runs; the oldest first."""
         return [(self.running, self.board[1])] if self.running is not None else []
 
     # -- start --------------------------------------------------------------------------------
@@ -107,7 +107,7 @@ class Worker:
     def _report_fork(self) -> None:
         self.fork_reported = True
         self._world.tell(WorkerForked(self.number, 1000 + self.number))
-        # A fork that took longer than it may is answered by a kill; its slot goes on meanwhile.
+        # A fork that took too long is answered by a kill; its slot goes on meanwhile.
         self.counts = self._world.up and self.number in self._world.fleet._state.workers
 
     def _open(self) -> None:
@@ -119,7 +119,7 @@ class Worker:
     # -- messages -----------------------------------------------------------------------------
 
     def send(self, event: Any) -> None:
-        """In order, late, and perhaps never if the worker dies meanwhile."""
+        """Send in order, late, and perhaps never if the worker dies meanwhile."""
         world = self._world
         late = not world.is_calm and world.rng.random() < world.profile.late
         wire_ns = world.delay(*(LATE_NS if late else WIRE_NS))
@@ -135,7 +135,7 @@ class Worker:
             self._world.tell(event)
 
     def order(self, call: Any, *args: Any) -> None:
-        """A command on its way to this worker."""
+        """Send a command to this worker."""
         world = self._world
         self._order_ns = max(self._order_ns, world.now_ns + world.delay(*WIRE_NS))
         world.in_life(self._order_ns - world.now_ns, self._obey, call, args)
@@ -188,7 +188,7 @@ class Worker:
         world.in_life(run_ns, self._ended, self.run, run_ns, ending)
 
     def _fate(self, lease: Lease) -> tuple[int, str]:
-        """How long this run takes and how it ends."""
+        """Decide how long this run takes and how it ends."""
         world = self._world
         if lease.method not in DURATIONS_NS:  # accepted before the class was loaded
             return 50 * US, INVALID
@@ -316,23 +316,23 @@ class Worker:
         self._world.tell(self.look())
 
     def look(self) -> BoardRead:
-        """Its scoreboard. An idle one that is well has stamped it not long ago."""
+        """Return its scoreboard. A healthy idle worker has stamped it recently."""
         lease, since_ns = self.board
         if not lease and not self.frozen_ns and not self._wedged:
             since_ns = max(since_ns, self._world.now_ns - BEAT_NS)
         return BoardRead(self.number, lease, since_ns, self.checking_ns)
 
-    # -- lameness -----------------------------------------------------------------------------
+    # -- hangs and illness --------------------------------------------------------------------
 
     def freeze(self) -> None:
-        """It does nothing any more, whatever it was at."""
+        """Stop doing anything, whatever the worker was doing."""
         if not self.frozen_ns:
             self.frozen_ns = self._world.now_ns
             if self.running is not None:
                 self._world.watch.failed_run(self.running)
 
     def fall_ill(self) -> None:
-        """Its healthy() says no, or nothing; asked only while idle."""
+        """Make healthy() say no, or nothing; only an idle worker is asked."""
         if self.running is not None or self.queue or self._closing or self._wedged:
             return
         if self.frozen_ns:
@@ -347,7 +347,7 @@ class Worker:
 
     @property
     def lame_since_ns(self) -> int:
-        """Since when it idles and gives no sign of life, 0 if it does."""
+        """Return since when it idles without a sign of life, 0 if it gives one."""
         lease, since_ns = self.board
         if not self.ready or lease or not (self.frozen_ns or self._wedged):
             return 0
@@ -356,7 +356,7 @@ class Worker:
     # -- death --------------------------------------------------------------------------------
 
     def die(self, exit_code: int) -> None:
-        """At once; what it had not sent is lost, and its exit is noticed a little later."""
+        """Die at once; unsent messages are lost, and the exit is noticed a little later."""
         if not self.alive:
             return
         self.alive = False
@@ -393,9 +393,9 @@ class ForkServer:
         self._pool = pool
         self._build = build
         self.alive = False
-        self.stalled = False  # it lives and does nothing: stopped, or stuck in a fork
+        self.stalled = False  # lives and does nothing: stopped, or stuck in a fork
         self._up = False
-        self._run = 0  # which process it is, to know news of a former one
+        self._run = 0  # the number of the process, to recognize messages of an earlier one
         self._forks: dict[int, Worker] = {}
 
     def start(self) -> None:
@@ -442,7 +442,7 @@ class ForkServer:
         world.in_life(world.delay(*EXIT_NOTICED_NS), self._report_exit, self._run)
 
     def _report_exit(self, run: int) -> None:
-        if run == self._run:  # the shell says nothing of one that it was told to stop
+        if run == self._run:  # the shell reports nothing about one that it was told to stop
             self._world.tell(ForkServerExited(self._pool, "killed", self._build))
 
     def spawn(self, worker: Worker) -> None:
@@ -456,7 +456,7 @@ class ForkServer:
         if world.profile.leaves and world.rng.random() < world.profile.leaves:
             found = LeftoversEnded(worker.pool, worker.index, world.rng.randint(0, 3), 1)
             world.in_life(world.delay(*WIRE_NS), world.tell, found)
-            pause += world.delay(1 * MS, 2 * SEC)  # until they are gone
+            pause += world.delay(1 * MS, 2 * SEC)  # until those processes are gone
         world.in_life(pause, self._fork, worker)
 
     def _fork(self, worker: Worker) -> None:

@@ -1,8 +1,8 @@
-"""The world: a clock, a heap of what will happen, and the real core in the middle of it.
+"""The world: a clock, a heap of future happenings, and the real core in the middle.
 
-Nothing happens at once: what the core orders is done after a random while, and what happens is
-told to the core after a random while, each channel in its own order. `World(seed).run()` is one
-scenario: a time of faults, then a calm in which everything must come to its end, then a shutdown.
+Nothing happens at once: orders of the core are carried out after a random delay, and happenings
+reach the core after a random delay, each channel in its own order. `World(seed).run()` is one
+scenario: a time of faults, then a calm in which everything must end, then a shutdown.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from simulation.wide_workers import WideWorker
 from simulation.workers import SIGKILL, ForkServer, Worker
 
 TRACE_LENGTH = 40
-STEPS_MAX = 30_000  # a scenario needs a few hundred: more is a loop that does not end
-CALM_LIMIT_NS = 400 * SEC  # by then everything has ended, or it never will
+STEPS_MAX = 30_000  # a scenario needs a few hundred: more means an endless loop
+CALM_LIMIT_NS = 400 * SEC  # by then everything has ended, or never will
 CARE_NS = 5 * SEC  # how often the operator looks after the fleet in the calm
 
 
@@ -45,7 +45,7 @@ class World:
         self.rng = Random(seed)
         self.profile: Profile = profile_of(seed, self.rng)
         self.policy = policy_of(self.profile, self.rng)
-        bulk.RUN_MIN = 1 if seed % 2 else self._run_min  # so many are taken in one go
+        bulk.RUN_MIN = 1 if seed % 2 else self._run_min  # smaller submits are no bulk
         self.pool_names = tuple(pool.name for pool in self.policy.pools)
         self.now_ns = self.rng.randrange(1, 10**15)
         self.wall_offset_ns = self.rng.randrange(10**18)
@@ -56,7 +56,7 @@ class World:
         self.cancelled: dict[str, None] = {}
         self._requests = self._callers = 0
         self.is_calm = False
-        self.life = 0  # odd while a supervisor is up, even (and nobody's) between two
+        self.life = 0  # odd while a supervisor is up, even between two
         self.lives = 0
         self.up = False
         self.fleet: Fleet
@@ -82,7 +82,7 @@ class World:
         self._push(delay_ns, 0, call, args)
 
     def in_life(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
-        """As `after`, but it does not happen if the supervisor dies before."""
+        """Call it later, unless the supervisor dies before."""
         self._push(delay_ns, self.life, call, args)
 
     def _push(
@@ -163,21 +163,21 @@ class World:
             self.in_life(self.delay(*WIRE_NS), client.welcome)
 
     def _end_life(self) -> None:
-        """Nothing is left of it but what is on disk."""
+        """End this life: only what is on disk is left."""
         self.watch.supervisor_died()
         for worker in self.workers.values():
             worker.alive = False
         for task in self.fleet.tasks.values():
             task.debt = None
         for pool in self.fleet.pools.values():
-            # Tasks are hidden from the garbage collector, so what holds them is emptied by hand.
+            # Tasks are hidden from the garbage collector, so the containers are emptied by hand.
             for slot in pool.slots:
                 slot.leases.clear()
             for level in pool.queue.levels:
                 for lane in level.lanes.values():
                     lane.tasks.clear()
         self.up = False
-        self.life += 1  # what is scheduled within a life does not happen any more
+        self.life += 1  # calls scheduled within the last life do not happen any more
         self.store.lose_power()
         if not self.over:
             self.after(self.delay(5 * MS, 500 * MS), self._begin_life)
@@ -187,7 +187,7 @@ class World:
         self._care(self.now_ns + CALM_LIMIT_NS)
 
     def _care(self, limit_ns: int) -> None:
-        """The operator puts the fleet in order, until all is done; then ends the scenario."""
+        """Put the fleet in order as the operator, until all is done; then end the scenario."""
         if self.up and self.fleet.phase == Phase.UP:
             if self._settled():
                 self._last = True
@@ -200,7 +200,7 @@ class World:
         self.after(CARE_NS, self._care, limit_ns)
 
     def _put_in_order(self) -> None:
-        """What waits for a person gets one; everything else has to come back by itself."""
+        """Do what needs a person; everything else has to come back by itself."""
         self.reloads.put_in_order()
         for pool in self.fleet.pools.values():
             if pool.scaler is not None:
@@ -319,7 +319,7 @@ class World:
     def _fill_disk(self) -> None:
         if self.up and not self.store.full:
             self.store.full = True
-            # Often for about as long as the core has patience.
+            # Often for about as long as the core waits.
             times = ((10 * MS, 20 * SEC), (PATIENCE_NS, PATIENCE_NS + 2 * SEC))
             self.after(self.delay(*self.rng.choice(times)), self._make_room)
 
@@ -366,7 +366,7 @@ class World:
         self.tell(rng.choice(kinds)(names))
 
     def _command_breaker(self) -> None:
-        """The shell lets nobody close or reset the breaker of a site that it does not know."""
+        """Command a breaker. The shell refuses to close or reset one of an unknown site."""
         if not self.up:
             return
         target = f"site{self.rng.randrange(self.profile.targets + 1)}"
@@ -375,14 +375,14 @@ class World:
         self.tell(events.BreakerCommanded(target, command))
 
     def _call(self) -> None:
-        """A person submits a task with musterctl; the request has no number (control/commands)."""
+        """Submit a task as a person with musterctl: without a number (control/commands)."""
         if self.up:
             spec = self.rng.choice(self.clients).make_task()
             wall_ns = self.now_ns + self.wall_offset_ns
             self.tell(events.TasksSubmitted(self.new_caller(), 0, [spec], wall_ns, resend=True))
 
     def new_request(self) -> int:
-        """Return the shell's token of a client's request: no two are alike."""
+        """Return the shell's token of a client's request: each is unique."""
         self._requests += 1
         return self._requests
 
@@ -502,7 +502,7 @@ class World:
     carried_out: dict[type, Callable[[World, Any], None]] = {  # noqa: RUF012  # a table, never changed
         act.Persist: lambda self, action: self.store.write(action),
         act.CheckResent: lambda self, action: self.store.check_resent(action),
-        act.DropRequest: lambda self, action: None,  # of a connection that is over
+        act.DropRequest: lambda self, action: None,  # of a connection that has ended
         act.Withdraw: lambda self, action: self.store.withdraw(action),
         act.FindEnded: lambda self, action: self.store.find_ended(action),
         act.TellProgress: lambda self, action: None,

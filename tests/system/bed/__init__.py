@@ -1,12 +1,12 @@
-"""Throw-away machines with a real systemd: made once, booted over and over, gone without a trace.
+"""Throw-away machines with a real systemd: made once, booted many times, gone without a trace.
 
-A `Workshop` is a mount namespace with a tmpfs in it, held by one process. In there `Image` lays a
-writable layer over this machine's own files, or over those of another Debian (tree.sh), and
-installs musterd into it; a `Machine` boots systemd over that, with a layer, PID, network and cgroup
-namespaces of its own. What the system below has stored in /var/lib, configured in systemd or
-installed by hand, a musterd first of all, is hidden, and so are its people and its /run (bed.sh).
-When the holder ends, which it does with us, all of it is gone: mounts by the kernel, processes with
-the machine's PID 1.
+A `Workshop` is a mount namespace with a tmpfs in it, held by one process. In the workshop, `Image`
+lays a writable layer over this machine's own files, or over those of another Debian (tree.sh), and
+installs musterd into the layer. A `Machine` boots systemd over the image, with a layer and PID,
+network and cgroup namespaces of its own. bed.sh hides this machine's /run and users, and all that
+is stored in /var/lib, configured in systemd or installed by hand, above all a musterd. The holder
+ends with the test process, and everything ends with the holder: the kernel removes the mounts, and
+the processes die with the machine's PID 1.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SCRIPT = Path(__file__).with_name("bed.sh")
-# What bed.sh calls, outside of the machine.
+# Commands that bed.sh calls outside of the machine.
 COMMANDS = (
     "unshare",
     "nsenter",
@@ -32,7 +32,7 @@ COMMANDS = (
     "chroot",
     "awk",
 )
-# What runs in the machine.
+# Programs that run in the machine.
 PROGRAMS = ("lib/systemd/systemd", "usr/bin/dbus-daemon", "usr/bin/make")
 BOOT_SECONDS = 60.0
 END_SECONDS = 20.0
@@ -78,7 +78,7 @@ def missing(tree: Path = Path("/")) -> str:
 
 
 class Workshop:
-    """The namespace that all of it lives in."""
+    """The namespace in which images and machines live."""
 
     def __init__(self) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="musterd-bed-"))
@@ -87,7 +87,7 @@ class Workshop:
         enter = ["unshare", "--mount", "--propagation", "private", "sh", "-euc"]
         self._holder = subprocess.Popen(
             [*enter, held, "sh", str(self.folder)],
-            stdin=subprocess.PIPE,  # when this is closed, because we ended, it ends
+            stdin=subprocess.PIPE,  # closed when we end; then the holder ends
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -97,11 +97,11 @@ class Workshop:
             raise BedError("no mount namespace could be made")
 
     def inside(self, *words: str) -> list[str]:
-        """A command line that runs these words in the namespace."""
+        """Return a command line that runs these words in the namespace."""
         return ["nsenter", "--target", str(self._holder.pid), "--mount", "--", *words]
 
     def path(self, below: str) -> Path:
-        """How we see a file in there."""
+        """Return the path of a file of the namespace as we see it."""
         return Path(f"/proc/{self._holder.pid}/root{self.folder}", below)
 
     def close(self) -> None:
@@ -117,10 +117,10 @@ class Workshop:
 
 
 def left_of(shop: Workshop) -> list[str]:
-    """What a workshop that was closed has left on this machine: there should be nothing."""
+    """Return the remains of a closed workshop on this machine: there should be none."""
     left = [str(shop.folder)] if shop.folder.exists() else []
     for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended
             if str(shop.folder) in (process / "cmdline").read_text():
                 left.append(f"process {process.name}")
     left += [line for line in _mounts() if str(shop.folder) in line]
@@ -175,14 +175,14 @@ class Machine:
         self._log = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 - closed by down()
         boot = ("boot", str(self._folder), str(image.tree), str(image.folder), group)
         self._booter = subprocess.Popen(
-            # Should we be killed, so is it.
+            # When we are killed, the machine is killed, too.
             [*["setpriv", "--pdeathsig", "KILL"], *self._shop.inside("bash", str(SCRIPT), *boot)],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-        self._first = 0  # its PID 1, as we see it
+        self._first = 0  # the machine's PID 1, as we see it
         try:
             self._wait_until_up()
         except BaseException:
@@ -215,7 +215,7 @@ class Machine:
     # -- using it -----------------------------------------------------------------------------
 
     def command(self, *words: str, user: str = "") -> list[str]:
-        """A command line that runs these words in the machine."""
+        """Return a command line that runs these words in the machine."""
         assert self._first, "it is not up"
         enter = [
             "nsenter",
@@ -260,7 +260,7 @@ class Machine:
         )
 
     def file(self, path: str) -> Path:
-        """How we see one of its files; its symbolic links are not to be followed from here."""
+        """Return the path of a file as we see it; do not follow its symbolic links from here."""
         return Path(f"/proc/{self._first}/root{path}")
 
     def write(self, path: str, text: str) -> None:
@@ -268,11 +268,11 @@ class Machine:
         self.file(path).write_text(text)
 
     def show(self, unit: str, key: str) -> str:
-        """One property of a unit."""
+        """Return one property of a unit."""
         return self.run("systemctl", "show", "--value", "-p", key, unit).stdout.strip()
 
     def properties(self, unit: str, *keys: str) -> list[str]:
-        """Several, in the order they are asked for."""
+        """Return several properties of a unit, in the order of their names."""
         words = [word for key in keys for word in ("-p", key)]
         lines = self.run("systemctl", "show", *words, unit).stdout.splitlines()
         found = dict(line.split("=", 1) for line in lines)
@@ -282,9 +282,9 @@ class Machine:
         return self.run("journalctl", "--no-pager", "-o", "cat", *words, check=False).stdout
 
     def processes(self) -> Iterator[tuple[int, str]]:
-        """The pids, as the machine sees them, and command lines of everything that runs in it."""
+        """Return the pids, as the machine sees them, and command lines of all its processes."""
         for process in Path("/proc").glob("[0-9]*"):
-            with contextlib.suppress(OSError):  # it ended meanwhile
+            with contextlib.suppress(OSError):  # the process has ended
                 if f"/{self._group}/" in (process / "cgroup").read_text():
                     arguments = (process / "cmdline").read_text().replace("\0", " ").strip()
                     status = (process / "status").read_text()
@@ -292,12 +292,12 @@ class Machine:
                     if arguments:  # none: a zombie
                         yield int(pids[1]), arguments
 
-    # -- the end ------------------------------------------------------------------------------
+    # -- shutdown -----------------------------------------------------------------------------
 
     def down(self) -> None:
-        """End it, whatever state it is in."""
+        """End the machine in any state."""
         if self._booter.poll() is None:
-            # The first process of a PID namespace takes everything in it along.
+            # Killing PID 1 of a namespace kills every process in it.
             for pid in filter(None, (self._first or self._find_first(), self._booter.pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -312,6 +312,6 @@ class Machine:
         deadline = time.monotonic() + END_SECONDS
         while top.exists() and time.monotonic() < deadline:
             for folder, _, _ in os.walk(top, topdown=False):
-                with contextlib.suppress(OSError):  # somebody is still ending in there
+                with contextlib.suppress(OSError):  # a process of the machine is still ending
                     os.rmdir(folder)
             time.sleep(0.01)

@@ -1,22 +1,22 @@
 #!/usr/bin/env bash
-# A machine of its own for the tests: a system's files under a writable layer, a real systemd.
+# Make a machine for the tests: a system's files under a writable layer, and a real systemd.
 #
 #   bed.sh image DIR TREE SOURCE COMMAND   lay a writable layer DIR over TREE (/: this machine's files),
 #                                          copy SOURCE to /usr/src/musterd in there and run COMMAND
 #                                          chrooted into it (with this machine's network)
 #   bed.sh boot DIR TREE IMAGE GROUP       boot systemd over the layers of IMAGE, in the cgroup GROUP
 #
-# Both run as root in a mount namespace made for the tests: nothing is mounted outside of it, and
-# what is written stays in DIR, which has to be on a tmpfs.
+# Both run as root in a mount namespace made for the tests: they mount nothing outside of it, and
+# write only to DIR, which has to be on a tmpfs.
 set -euo pipefail
 shopt -s dotglob nullglob
 umask 022
 
 ME=$(readlink -f -- "${BASH_SOURCE[0]}")
 USUAL_PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-# An overlay does not contain what is mounted below its lower directory: these have their own.
+# An overlay lacks what is mounted below its lower directory, so each of these has its own overlay.
 PLACES=(/ /usr /opt /srv /home /var /root)
-# What TREE has installed, configured and stored of its own decides no test: a musterd is among that.
+# No test depends on what TREE has installed, configured and stored, such as another musterd.
 HIDDEN=(/etc/musterd /opt/musterd /usr/src/musterd '/etc/systemd/*' '/home/*' '/srv/*' '/usr/local/*'
     '/var/lib/*' '/var/log/*')
 
@@ -38,15 +38,15 @@ layers() {
     mount -t tmpfs -o mode=755,nosuid,nodev run "$1/root/run"
 }
 
-# hide TREE PLACE UPPER: what is hidden below PLACE, in its layer. The device 0:0 is an overlay's sign
-# that a file is gone, so nothing of it has to be read, however much it is.
+# hide TREE PLACE UPPER: hide the HIDDEN files below PLACE in its layer UPPER. The device 0:0 is an
+# overlay's sign for a deleted file, so the files are not read, however large they are.
 hide() {
     local tree=${1%/} place=${2%/} pattern path gone IFS=
     for pattern in "${HIDDEN[@]}"; do
         for path in "$tree"$pattern; do
             path=${path#"$tree"}
             case $path in
-                /var/lib/apt | /var/lib/dpkg) continue ;; # which packages there are
+                /var/lib/apt | /var/lib/dpkg) continue ;; # the list of packages
                 "$place"/*) gone=$3${path#"$place"} ;;
                 *) continue ;;
             esac
@@ -56,7 +56,7 @@ hide() {
     done
 }
 
-# forget ROOT: the people of the system, and the user of a musterd.
+# forget ROOT: remove the system's human users, and the user of a musterd.
 forget() {
     local file gone
     gone=$(awk -F: '$1 == "musterd" || ($3 >= 1000 && $3 < 60000) { print $1 }' "$1"/etc/{passwd,group})
@@ -79,7 +79,7 @@ image() {
     mount --rbind /dev "$root/dev"
     mount -t proc proc "$root/proc"
     if [ "$2" = / ]; then
-        # Where it is a link to a file in /run, or mounted.
+        # It may be a link to a file in /run, or a mount.
         [ ! -e /etc/resolv.conf ] || cp --remove-destination -L /etc/resolv.conf "$root/etc/resolv.conf"
         chroot "$root" env HOME=/root PATH=$USUAL_PATH sh -euc "$4"
     else
@@ -88,7 +88,7 @@ image() {
     umount -R -l "$root"
 }
 
-# Only the units that every system has are started: none that this machine has enabled, and none
+# tidy ROOT: start only the units that every system has: none that this machine has enabled, and none
 # that would touch the kernel, which is shared.
 tidy() {
     local etc=$1/etc/systemd unit
@@ -120,7 +120,8 @@ boot() {
         bash "$ME" enter "$1/root" "$4"
 }
 
-# The first process of the new PID namespace: into its cgroup, then a cgroup namespace of its own.
+# enter ROOT GROUP: move the first process of the new PID namespace into its cgroup, then into a new
+# cgroup namespace.
 enter() {
     echo 0 > "$2/cgroup.procs"
     exec unshare --cgroup bash "$ME" first "$1"
@@ -131,9 +132,9 @@ first() {
     mount -t proc -o nosuid,nodev,noexec proc "$root/proc"
     mount -t sysfs -o nosuid,nodev,noexec,ro sysfs "$root/sys"
     mount -t cgroup2 -o nosuid,nodev,noexec cgroup2 "$root/sys/fs/cgroup"
-    # Switches of the whole machine are read-only here. With that /proc is no longer the whole of it,
-    # and the kernel refuses a new one to user namespaces unless another whole one is mounted. A
-    # machine of its own has none of this.
+    # Switches of the whole machine are read-only here, which leaves /proc incomplete. The kernel
+    # refuses user namespaces a new /proc unless a complete one is mounted somewhere. A real machine
+    # has neither problem.
     mount -t proc -o nosuid,nodev,noexec proc "$root/sys/kernel/debug"
     for node in sys sysrq-trigger; do
         [ -e "$root/proc/$node" ] || continue
@@ -159,7 +160,7 @@ first() {
     umount -l /.before
     rmdir /.before
     mount --make-rshared /
-    # What a container is not given: the clock, modules, raw devices, the kernel's log.
+    # Containers do not get these: the clock, modules, raw devices, the kernel's log.
     exec setpriv --bounding-set=-sys_time,-sys_module,-sys_rawio,-syslog,-audit_control,-audit_read,-wake_alarm,-block_suspend \
         env -i container=bed PATH=$USUAL_PATH TERM=dumb /lib/systemd/systemd --system
 }

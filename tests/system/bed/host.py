@@ -1,4 +1,4 @@
-"""A machine with musterd in it, as the tests of the service use it."""
+"""A machine with musterd installed, for the tests of the service."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from bed import Done, Machine
 
 HERE = Path(__file__).parent
 JOBS = "/srv/bed"
-# Beside the unit as it is: where the workers of the tests are, and no wait where none is tested.
+# Added to the unit: the path of the tests' workers, and a short RestartSec.
 DROP_IN = f"""
 [Service]
 Environment=PYTHONPATH={JOBS}
@@ -30,7 +30,7 @@ class Submitter:
         assert first == "begun\n", first + self._process.stdout.read()
 
     def finish(self) -> dict[str, Any]:
-        """Let it stop; what became of its tasks."""
+        """Stop submitting; return the outcome of each task."""
         said, _ = self._process.communicate("", timeout=90)
         assert self._process.returncode == 0, said
         found: dict[str, Any] = msgspec.json.decode(said)
@@ -72,7 +72,7 @@ class Host(Machine):
         return msgspec.json.decode(self.ctl(*words, "--json").stdout)
 
     def submit(self, task: str, *arguments: str) -> str:
-        """The id of a task that was accepted."""
+        """Submit a task; return its id once it is accepted."""
         return self.ctl("submit", task, *arguments).stdout.strip()
 
     def submitter(self, socket: str = "/run/musterd/tasks.sock") -> Submitter:
@@ -82,13 +82,13 @@ class Host(Machine):
         return self.ask("task", task_id)
 
     def daemon_processes(self) -> list[str]:
-        """Everything that belongs to a daemon, and what its tasks left."""
+        """Return the processes of the daemon, and those that its tasks left."""
         marks = ("musterd", "sleep 54321", "chrom")
         return [line for _, line in self.processes() if any(mark in line for mark in marks)]
 
 
 def _toml(table: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    """One line for each value."""
+    """Return one line for each value."""
     for key, value in table.items():
         if isinstance(value, dict):
             yield from _toml(value, f"{prefix}{key}.")

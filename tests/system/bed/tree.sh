@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Another Debian in a folder, for the tests: made once by debootstrap, kept between runs.
+# Make another Debian in a folder, for the tests: once, by debootstrap, and kept between runs.
 #
-#   tree.sh make SUITE DIR SOURCE PACKAGE...   have DIR hold Debian SUITE with these packages, and in
-#                                              /opt/tests a virtual environment with all that the
-#                                              project SOURCE and its tests depend on
+#   tree.sh make SUITE DIR SOURCE PACKAGE...   put Debian SUITE with these packages into DIR, and into
+#                                              /opt/tests a virtual environment with everything that
+#                                              the project SOURCE and its tests depend on
 #   tree.sh inside DIR COMMAND...              run COMMAND chrooted into DIR, with this machine's
 #                                              network, its certificates and its settings of pip
 #
-# MIRROR says where to get Debian from; unset: where this machine's apt gets its own.
-# Nothing is mounted outside of a mount namespace made for it. Needs root.
+# MIRROR is the address to get Debian from; the default is the mirror of this machine's apt.
+# The script mounts nothing outside of its own mount namespace. It needs root.
 set -euo pipefail
 
 ME=$(readlink -f -- "${BASH_SOURCE[0]}")
@@ -25,14 +25,14 @@ mirror() {
     echo "$found"
 }
 
-# A tree that is not whole is under another name, and is made anew.
+# bootstrap SUITE DIR PACKAGE...: an incomplete tree has another name, and is made anew.
 bootstrap() {
     local suite=$1 dir=$2 packages script=/usr/share/debootstrap/scripts
     shift 2
     packages=$(IFS=,; echo "$*")
     [ "$(cat "$dir/.packages" 2>/dev/null)" != "$packages" ] || return 0
     echo "making $dir by debootstrap: about two minutes, and kept"
-    # A suite that is newer than this debootstrap is made as unstable is.
+    # A suite newer than this debootstrap is made like unstable.
     if [ -e "$script/$suite" ]; then script=$script/$suite; else script=$script/sid; fi
     rm -rf --one-file-system -- "$dir" "$dir.new"
     mkdir -p "$(dirname "$dir")"
@@ -42,7 +42,7 @@ bootstrap() {
     mv -T "$dir.new" "$dir"
 }
 
-# Installed anew when anything that the project depends on has changed.
+# environment DIR SOURCE: install again when the dependencies of the project have changed.
 environment() {
     local dir=$1 source=$2 wanted
     wanted=$(cat "$source/pyproject.toml" "$source/constraints.txt" | sha256sum)
@@ -72,7 +72,7 @@ print(*project[\"dependencies\"], *(each for extra in extras for each in extra),
         $pip install -c constraints.txt -r requirements.txt'
 }
 
-# Names and certificates are those of here, also where they have changed since the tree was made.
+# Copy this machine's resolver and certificates each time: they may have changed since the tree was made.
 inside() {
     local root=$1 settings=() index
     shift

@@ -10,7 +10,7 @@ import pytest
 from musterd.ipc.user_code import CHATTY, turn_down
 
 LOGS = Path(__file__).parents[3] / "docs" / "logs.md"
-MEANT = ("urllib3", "httpx", "asyncio", "playwright")  # those that nobody may forget
+MEANT = ("urllib3", "httpx", "asyncio", "playwright")  # libraries that CHATTY must not miss
 
 
 def documented() -> list[str]:
@@ -25,7 +25,7 @@ KNOWN = sorted({*MEANT, *documented(), *CHATTY})
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Everything would be heard, as in a worker that logs all it can."""
+    """Let every logger pass everything, as in a worker that logs all it can."""
     before = {name: logging.getLogger(name).level for name in ("root", *KNOWN)}
     for name in KNOWN:
         logging.getLogger(name).setLevel(logging.NOTSET)

@@ -39,19 +39,19 @@ def run(program: str, folder: Path, **environ: str) -> str:
 def test_a_module_is_what_its_source_says(tmp_path: Path) -> None:
     leave_stale(tmp_path / "deployed.py")
     program = "import deployed; print(deployed.VALUE)"
-    assert run(program, tmp_path, PYTHONPATH=str(tmp_path)) == "old"  # why we do not rely on it
+    assert run(program, tmp_path, PYTHONPATH=str(tmp_path)) == "old"  # Python alone is fooled
     assert run(READY + program, tmp_path, PYTHONPATH=str(tmp_path)) == "new"
     assert run(READY + program, tmp_path) == "new"
 
 
 def test_so_are_the_modules_of_packages_and_those_that_other_finders_find(tmp_path: Path) -> None:
     leave_stale(tmp_path / "shop" / "deep" / "prices.py")
-    (tmp_path / "shop" / "__init__.py").write_text("")  # and `deep` has none: a namespace
+    (tmp_path / "shop" / "__init__.py").write_text("")  # `deep` has none: it is a namespace
     assert run(READY + "from shop.deep.prices import VALUE; print(VALUE)", tmp_path) == "new"
     leave_stale(tmp_path / "elsewhere" / "editable.py")
     finder = (
         "import sys, importlib.util\n"
-        "class Editable:\n"  # as setuptools writes them
+        "class Editable:\n"  # a finder as setuptools writes it
         "    @staticmethod\n"
         "    def find_spec(name, path=None, target=None):\n"
         "        if name == 'editable':\n"

@@ -1,4 +1,4 @@
-"""ctx.metrics: counted in the worker, added up for the pool, never without bound."""
+"""ctx.metrics: counted in the worker, added up for the pool, always bounded."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""The client's protocol without a socket: what a Session sends in answer to what."""
+"""The client's protocol without a socket: what a Session sends in answer to each message."""
 
 import os
 from enum import StrEnum
@@ -144,7 +144,7 @@ def test_hello_is_repeated_later_only_while_something_is_under_way(session):
 
 
 def hello_times(session: Session, until_ns: int) -> list[int]:
-    """Return when a session says Hello, counted from NOW, if always welcomed at once."""
+    """Return when a session says Hello, counted from NOW, if each Hello is welcomed at once."""
     times = []
     while (now_ns := session.next_deadline()) is not None and now_ns < NOW + until_ns:
         session.tick(now_ns)

@@ -153,7 +153,7 @@ def test_an_invalidation_is_done_when_the_question_behind_it_is_answered() -> No
     session.add(TaskRecord(spec.id, spec.name, spec))
     inspection = session.invalidate(NOW, "k", False)
     assert sent(session) == []  # no supervisor yet
-    for epoch in ("one", "two"):  # and again when that supervisor is gone
+    for epoch in ("one", "two"):  # a second supervisor is asked again
         session.receive(NOW, Welcome(PROTOCOL, epoch))
         messages = sent(session)
         assert isinstance(messages[0], Submit)

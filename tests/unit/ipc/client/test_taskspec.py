@@ -1,4 +1,4 @@
-"""What cannot be submitted is InvalidTask, in words that the caller wrote."""
+"""A task that cannot be submitted is InvalidTask; the message uses the caller's own words."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ from musterd.supervisor.api.convert import task_spec
 from musterd.supervisor.api.rpc import RpcError, SubmitTask
 from musterd.supervisor.config.kinds import Choice
 
-# Python's own words about the code inside, which tell a user nothing about what to change.
+# Python's messages about our code, which do not tell users what to change.
 INTERNAL = re.compile(
     r"make_spec|unpack|subscriptable|not iterable|positional argument|has no attr"
 )
@@ -76,7 +76,7 @@ def test_values_that_cannot_be_sent_are_invalid(place: str, value: Any) -> None:
 @pytest.mark.parametrize("inmost", [[], 2**64, object()], ids=["nothing", "int", "object"])
 @pytest.mark.parametrize("depth", [NESTING_MAX, 20_000])
 def test_a_value_that_is_too_deep_is_invalid_whatever_is_in_it(depth: int, inmost: Any) -> None:
-    """A search for the culprit that calls itself for each level would not come back."""
+    """A search for the culprit that recurses for each level would not return."""
     value = inmost
     for _ in range(depth):
         value = [value]
@@ -265,13 +265,13 @@ def test_on_done_must_be_a_function_and_a_plain_one_for_client(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("seconds", ["5", None, -1, float("nan"), True])
-def test_a_connect_time_out_that_is_none_is_a_clear_error(tmp_path: Path, seconds: Any) -> None:
+def test_a_connect_timeout_that_is_none_is_a_clear_error(tmp_path: Path, seconds: Any) -> None:
     for kind in (Client, AsyncClient):
         with pytest.raises(ValueError, match="connect_timeout must be a number of seconds"):
             kind(tmp_path / "no.sock", connect_timeout=seconds)
 
 
-def test_a_time_out_of_a_call_that_is_no_number_is_a_clear_error(tmp_path: Path) -> None:
+def test_a_timeout_of_a_call_that_is_no_number_is_a_clear_error(tmp_path: Path) -> None:
     client = Client(tmp_path / "no.sock", connect_timeout=0)
     task = client.submit("p.x")
     with pytest.raises(TypeError, match="timeout must be a number of seconds or None, not '5'"):

@@ -177,7 +177,7 @@ def test_half_open_lets_in_no_more_probes_than_allowed() -> None:
     assert d.begin()
     assert d.begin()
     assert not d.breaker.admits(d.now_ns)
-    d.breaker.forget(probe=True)  # its worker died
+    d.breaker.forget(probe=True)  # the probe's worker died
     assert d.begin()
     assert not d.breaker.admits(d.now_ns)
 
@@ -268,7 +268,7 @@ def test_the_window_begins_anew_after_each_opening() -> None:
     assert d.state == CLOSED
 
 
-# -- a person's word --------------------------------------------------------------------------
+# -- commands of people -----------------------------------------------------------------------
 
 
 def test_held_open_it_lets_nobody_in_whatever_the_time() -> None:
@@ -309,7 +309,7 @@ def test_another_policy_changes_what_is_to_come_and_not_what_is() -> None:
     assert fresh.state == BreakerState.DISABLED
 
 
-# -- whatever happens -------------------------------------------------------------------------
+# -- any order of events ----------------------------------------------------------------------
 
 
 class AnyOrder(RuleBasedStateMachine):
@@ -325,7 +325,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.breaker = Breaker(policy)
         self.rng = Random(seed)
         self.now_ns = 0
-        self.round = 0  # as gates.Site keeps it
+        self.round = 0  # rounds of probes, as gates.Site counts them
         self.running: list[tuple[bool, int]] = []
 
     def admits(self) -> bool:

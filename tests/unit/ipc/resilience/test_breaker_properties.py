@@ -55,7 +55,7 @@ class BreakerMachine(RuleBasedStateMachine):
         self.in_a_row = 0  # failures while closed
 
     def _changed(self) -> None:
-        """Check that every change is one that the picture shows."""
+        """Check that every change of state is one that FOLLOWS allows."""
         state = self.breaker.state
         if self.state not in BY_HAND:
             assert state in FOLLOWS[self.state], (self.state, state)

@@ -160,7 +160,7 @@ def test_no_text_has_a_value_in_base64(
 
 
 class Wire:
-    """Line of a channel that keeps what would go to the supervisor."""
+    """The wire of a channel; it keeps the frames instead of sending them to the supervisor."""
 
     begun = running = 1
     is_async = False
@@ -348,7 +348,7 @@ def test_a_metric_is_not_named_by_a_secret() -> None:
         metrics.gauge("logins", hunter2hunter2=1)
 
 
-# -- what is not touched, and what it costs ------------------------------------------------------
+# -- texts that stay as they are, and the cost ---------------------------------------------------
 
 
 @given(st.text(max_size=300), one_line.filter(lambda value: len(tell_tale(value)) >= 6))
@@ -393,7 +393,7 @@ def test_hostile_texts_take_time_in_proportion(value: str, noise: str) -> None:
     """Check that ten times the text does not take a hundred times as long."""
     vault = vaulted(value)
     anchor = tell_tale("x" + value)
-    vault.redact(anchor)  # compiles
+    vault.redact(anchor)  # compiles the patterns
 
     def seconds(count: int) -> float:
         text = noise * count + anchor + noise * count
@@ -404,7 +404,7 @@ def test_hostile_texts_take_time_in_proportion(value: str, noise: str) -> None:
             best = min(best, time.process_time() - began)
         return best
 
-    assert seconds(10_000) < 50 * max(seconds(1_000), 1e-3)
+    assert seconds(10_000) < 50 * seconds(1_000)
 
 
 def account(lines: int) -> str:
@@ -431,12 +431,15 @@ def test_a_text_that_differs_at_its_end_takes_time_in_proportion(
     def seconds(lines: int) -> float:
         vault = vaulted(account(lines))
         almost = change(account(lines)).replace("end", "and")
-        vault.redact(almost)  # compiles
-        began = time.process_time()
-        assert vault.redact(almost) == almost
-        return time.process_time() - began
+        vault.redact(almost)  # compiles the patterns
+        best = math.inf
+        for _ in range(3):
+            began = time.process_time()
+            assert vault.redact(almost) == almost
+            best = min(best, time.process_time() - began)
+        return best
 
-    assert seconds(13) < 50 * max(seconds(5), 1e-3)
+    assert seconds(7) < 20 * seconds(3)
 
 
 @pytest.mark.parametrize(

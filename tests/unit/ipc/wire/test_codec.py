@@ -112,7 +112,7 @@ def test_garbage_is_a_protocol_error(decode, frame):
         message = decode(frame)
     except ProtocolError:
         return
-    assert decode(encode(message)) == message  # by luck it was a message
+    assert decode(encode(message)) == message  # the bytes happened to be a message
 
 
 @every_message
@@ -134,10 +134,10 @@ def test_deep_nesting_is_a_protocol_error_or_skipped(decode):
         hello = msgspec.msgpack.encode(["hello", 1, ""])
         try:
             known = decode(hello)
-        except ProtocolError:  # a message of others
+        except ProtocolError:  # this decoder knows no hello
             known = None
-        # Nested where a decoder only skips: behind the fields that it knows. How deep it can skip
-        # depends on the Python, and from 3.14 on the stack.
+        # Nest behind the fields that a decoder knows, where it only skips. How deep it can skip
+        # depends on the version of Python, and from 3.14 on also on the stack.
         for depth in (100_000, 1_000_000):
             frame = b"\x94" + hello[1:] + opening * depth + b"\xc0"
             try:
@@ -163,7 +163,7 @@ def test_how_deep_a_value_may_be_nested_depends_on_no_stack(opening, depth, too_
         [{"title": "of a row", "tags": [1, {}]}] * (NESTING_MAX + 1),
         {str(number): [] for number in range(NESTING_MAX + 1)},
         bytes(range(256)) * NESTING_MAX,
-        {frozenset((1, 2)): b"\x91" * (NESTING_MAX + 1)},  # no key that can be decoded
+        {frozenset((1, 2)): b"\x91" * (NESTING_MAX + 1)},  # a key that cannot be decoded
     ],
     ids=["rows", "map", "bytes", "key"],
 )
@@ -229,7 +229,7 @@ def test_a_batch_over_the_limit_is_a_protocol_error():
         decode_client(encode(Submit(1, tasks)))
 
 
-# What a worker has measured: any float.
+# A worker may measure any float.
 UNBOUNDED = {"Sample.value"}
 
 

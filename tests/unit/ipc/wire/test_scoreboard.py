@@ -84,7 +84,7 @@ def test_a_worker_killed_in_the_middle_of_a_write_leaves_a_readable_board(
     board: Scoreboard, worker: Scoreboard
 ) -> None:
     worker.begin(5, 100)
-    worker._fields[scoreboard._SEQUENCE] += 1  # as begin() and end() do first
+    worker._fields[scoreboard._SEQUENCE] += 1  # the first step of begin() and end()
     assert board.read() == Reading(5, 100, 1, 0, None, "")
 
 
@@ -124,7 +124,7 @@ def test_readings_are_consistent_while_another_process_writes(board: Scoreboard)
                 assert (since_ns, begun, done) == (lease * 1_000, lease, lease - 1)
             elif begun:
                 idle += 1
-                # A writer that is suspended during a write may be seen between two tasks.
+                # A writer suspended during a write may look as if it were between two tasks.
                 assert begun - done in (0, 1)
                 assert since_ns - begun * 1_000 in (0, 1, 1_000)
     finally:
@@ -140,7 +140,7 @@ def test_a_result_that_is_not_sent_yet_is_remembered(board: Scoreboard, worker: 
     assert board.read().unsent == 0
 
 
-# -- several at once ----------------------------------------------------------------------------
+# -- several tasks at once ----------------------------------------------------------------------
 
 
 def test_of_several_that_run_the_oldest_comes_first(board: Scoreboard, worker: Scoreboard) -> None:

@@ -14,7 +14,7 @@ from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.messages import WIRE_BYTES_MAX
 from musterd.ipc.wire.zmtp import HANDSHAKE, Message, Reader
 
-# Greeting of a ROUTER of libzmq 4.3.5, byte by byte as it came.
+# Greeting of a ROUTER of libzmq 4.3.5, as recorded.
 GREETING = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01NULL" + bytes(48)
 READY = b"\x04\x29\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER\x08Identity\x00\x00\x00\x00"
 LONG_SIZE = struct.Struct(">Q")
@@ -62,7 +62,7 @@ def test_a_greeting_has_64_bytes_and_names_version_mechanism_and_socket():
 def test_a_message_is_what_was_sent(size):
     body = bytes(range(256)) * (size // 256) + b"z" * (size % 256)
     assert connected().feed(frame(body)) == [body]
-    assert connected().feed(frame(body, long=True)) == [body]  # allowed, if not needed
+    assert connected().feed(frame(body, long=True)) == [body]  # allowed, though not needed
 
 
 @given(st.lists(bodies, max_size=20), st.data())

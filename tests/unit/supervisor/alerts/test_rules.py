@@ -1,4 +1,4 @@
-"""When somebody is told of what: one rule, given events and times."""
+"""One rule of [[alerts]]: which messages it sends when, given events and times."""
 
 import re
 from pathlib import Path
@@ -35,8 +35,8 @@ SECOND = 1_000_000_000
 CORE = Path(__file__).resolve().parents[4] / "supervisor" / "core"
 
 
-class HandlerRequests:
-    """One rule whose messages are delivered, with a clock to turn."""
+class RuleDriver:
+    """One rule, a delivery that works or fails, and a clock that the test moves."""
 
     def __init__(self, **rule: object) -> None:
         fields = {"on": ("*",), "group_ns": 0, "every_ns": 3600 * SECOND, **rule}
@@ -68,7 +68,7 @@ class HandlerRequests:
         return told
 
     def after(self, seconds: float) -> list[Message]:
-        """Everything that is told in this time."""
+        """Let time pass; return every message on the way."""
         end_ns = self.now_ns + int(seconds * SECOND)
         told = []
         while (wake_ns := self.alerting.next_wake()) is not None and wake_ns <= end_ns:
@@ -94,97 +94,85 @@ def ended(messages: list[Message]) -> list[tuple[str, str]]:
 
 
 def test_a_condition_is_told_when_it_begins_and_once_when_it_is_over() -> None:
-    handler_requests = HandlerRequests()
-    assert began(handler_requests.event("breaker.open", target="a")) == [("breaker.open", "a", 1)]
-    told = handler_requests.event("breaker.closed", target="a") + handler_requests.after(60)
+    driver = RuleDriver()
+    assert began(driver.event("breaker.open", target="a")) == [("breaker.open", "a", 1)]
+    told = driver.event("breaker.closed", target="a") + driver.after(60)
     assert ended(told) == [("breaker.open", "a")]
-    assert (
-        ended(handler_requests.event("breaker.closed", target="a") + handler_requests.after(60))
-        == []
-    )
+    assert ended(driver.event("breaker.closed", target="a") + driver.after(60)) == []
 
 
 def test_the_end_is_that_of_the_same_subject() -> None:
-    handler_requests = HandlerRequests(on=("worker.fatal", "pool.fatal"))
-    handler_requests.event("worker.fatal", pool="p", worker="p/0")
-    handler_requests.event("pool.fatal", pool="q")
-    assert (
-        handler_requests.event("worker.ready", pool="p", worker="p/1") + handler_requests.after(60)
-        == []
-    )
-    told = handler_requests.event("worker.ready", pool="p", worker="p/0") + handler_requests.after(
-        60
-    )
+    driver = RuleDriver(on=("worker.fatal", "pool.fatal"))
+    driver.event("worker.fatal", pool="p", worker="p/0")
+    driver.event("pool.fatal", pool="q")
+    assert driver.event("worker.ready", pool="p", worker="p/1") + driver.after(60) == []
+    told = driver.event("worker.ready", pool="p", worker="p/0") + driver.after(60)
     assert ended(told) == [("worker.fatal", "p/0")]
-    told = handler_requests.event("worker.ready", pool="q", worker="q/3") + handler_requests.after(
-        60
-    )
+    told = driver.event("worker.ready", pool="q", worker="q/3") + driver.after(60)
     assert ended(told) == [("pool.fatal", "q")]
 
 
 def test_an_event_without_an_end_is_told_and_never_resolved() -> None:
-    handler_requests = HandlerRequests(on=("task.dead",))
-    assert began(handler_requests.event("task.dead", pool="p", text="boom")) == [
-        ("task.dead", "p", 1)
-    ]
-    assert handler_requests.after(7200) == []
-    assert handler_requests.state.incidents == []
+    driver = RuleDriver(on=("task.dead",))
+    assert began(driver.event("task.dead", pool="p", text="boom")) == [("task.dead", "p", 1)]
+    assert driver.after(7200) == []
+    assert driver.state.incidents == []
 
 
 def test_without_resolved_nobody_is_told_of_the_end() -> None:
-    handler_requests = HandlerRequests(resolved=False)
-    handler_requests.event("memory.critical")
-    assert ended(handler_requests.event("memory.normal") + handler_requests.after(60)) == []
+    driver = RuleDriver(resolved=False)
+    driver.event("memory.critical")
+    assert ended(driver.event("memory.normal") + driver.after(60)) == []
 
 
 def test_without_resolved_a_second_time_is_told_like_the_first() -> None:
-    handler_requests = HandlerRequests(
+    driver = RuleDriver(
         on=("breaker.open",), resolved=False, every_ns=60 * SECOND, group_ns=10 * SECOND
     )
     for _ in range(2):
-        handler_requests.event("breaker.open", target="a")
-        handler_requests.event("breaker.closed", target="a")
-        assert len(handler_requests.after(59)) == 1, "it came and went"
-        handler_requests.event("breaker.open", target="a")
-        assert len(handler_requests.after(120)) == 1
-        handler_requests.event("breaker.closed", target="a")
-        handler_requests.after(59)
+        driver.event("breaker.open", target="a")
+        driver.event("breaker.closed", target="a")
+        assert len(driver.after(59)) == 1, "it came and went"
+        driver.event("breaker.open", target="a")
+        assert len(driver.after(120)) == 1
+        driver.event("breaker.closed", target="a")
+        driver.after(59)
 
 
 def test_what_holds_for_less_than_the_rule_wants_is_not_told() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open",), for_ns=300 * SECOND)
-    assert handler_requests.event("breaker.open", target="a") + handler_requests.after(299) == []
-    assert handler_requests.event("breaker.closed", target="a") + handler_requests.after(600) == []
-    assert handler_requests.state.incidents == []
-    handler_requests.event("breaker.open", target="a")
-    assert began(handler_requests.after(300)) == [("breaker.open", "a", 1)]
+    driver = RuleDriver(on=("breaker.open",), for_ns=300 * SECOND)
+    assert driver.event("breaker.open", target="a") + driver.after(299) == []
+    assert driver.event("breaker.closed", target="a") + driver.after(600) == []
+    assert driver.state.incidents == []
+    driver.event("breaker.open", target="a")
+    assert began(driver.after(300)) == [("breaker.open", "a", 1)]
 
 
 def test_for_does_not_hold_up_what_has_no_end() -> None:
-    handler_requests = HandlerRequests(on=("task.dead",), for_ns=300 * SECOND)
-    assert began(handler_requests.event("task.dead", pool="p")) == [("task.dead", "p", 1)]
+    driver = RuleDriver(on=("task.dead",), for_ns=300 * SECOND)
+    assert began(driver.event("task.dead", pool="p")) == [("task.dead", "p", 1)]
 
 
 def test_events_of_other_pools_and_targets_are_not_told() -> None:
-    handler_requests = HandlerRequests(on=("task.dead", "breaker.*"), pools=("par*",))
-    assert handler_requests.event("task.dead", pool="browser") == []
-    assert began(handler_requests.event("task.dead", pool="parser")) == [("task.dead", "parser", 1)]
-    handler_requests = HandlerRequests(on=("breaker.open",), targets=("*.example",))
-    assert handler_requests.event("breaker.open", target="site.test") == []
-    assert handler_requests.event("breaker.open", target="site.example")
+    driver = RuleDriver(on=("task.dead", "breaker.*"), pools=("par*",))
+    assert driver.event("task.dead", pool="browser") == []
+    assert began(driver.event("task.dead", pool="parser")) == [("task.dead", "parser", 1)]
+    driver = RuleDriver(on=("breaker.open",), targets=("*.example",))
+    assert driver.event("breaker.open", target="site.test") == []
+    assert driver.event("breaker.open", target="site.example")
 
 
 # -- together ---------------------------------------------------------------------------------
 
 
 def test_what_happens_within_the_group_is_one_message() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open", "task.dead"), group_ns=30 * SECOND)
-    assert handler_requests.event("breaker.open", target="a") == []
-    handler_requests.after(10)
-    handler_requests.event("breaker.open", target="b")
+    driver = RuleDriver(on=("breaker.open", "task.dead"), group_ns=30 * SECOND)
+    assert driver.event("breaker.open", target="a") == []
+    driver.after(10)
+    driver.event("breaker.open", target="b")
     for _ in range(5):
-        handler_requests.event("task.dead", pool="p")
-    (message,) = handler_requests.after(20)
+        driver.event("task.dead", pool="p")
+    (message,) = driver.after(20)
     assert began([message]) == [
         ("breaker.open", "a", 1),
         ("breaker.open", "b", 1),
@@ -193,30 +181,30 @@ def test_what_happens_within_the_group_is_one_message() -> None:
 
 
 def test_what_comes_and_goes_within_the_group_is_told_as_that() -> None:
-    handler_requests = HandlerRequests(on=("worker.fatal",), group_ns=30 * SECOND)
-    handler_requests.event("worker.fatal", pool="p", worker="p/0")
-    handler_requests.after(5)
-    handler_requests.event("worker.ready", pool="p", worker="p/0")
-    (message,) = handler_requests.after(60)
+    driver = RuleDriver(on=("worker.fatal",), group_ns=30 * SECOND)
+    driver.event("worker.fatal", pool="p", worker="p/0")
+    driver.after(5)
+    driver.event("worker.ready", pool="p", worker="p/0")
+    (message,) = driver.after(60)
     assert message.began[0].over_at == message.began[0].since + 5
     assert message.ended == []
-    assert handler_requests.after(600) == []
+    assert driver.after(600) == []
 
 
 def test_an_end_that_is_taken_back_within_the_group_is_not_told() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open",), group_ns=30 * SECOND)
-    handler_requests.event("breaker.open", target="a")
-    assert len(handler_requests.after(30)) == 1
-    handler_requests.event("breaker.closed", target="a")
-    handler_requests.after(5)
-    assert handler_requests.event("breaker.open", target="a") + handler_requests.after(600) == []
+    driver = RuleDriver(on=("breaker.open",), group_ns=30 * SECOND)
+    driver.event("breaker.open", target="a")
+    assert len(driver.after(30)) == 1
+    driver.event("breaker.closed", target="a")
+    driver.after(5)
+    assert driver.event("breaker.open", target="a") + driver.after(600) == []
 
 
 def test_more_lines_than_a_message_shows_are_counted() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open",), group_ns=SECOND)
+    driver = RuleDriver(on=("breaker.open",), group_ns=SECOND)
     for number in range(LINES_MAX + 7):
-        handler_requests.event("breaker.open", target=f"t{number}")
-    (message,) = handler_requests.after(1)
+        driver.event("breaker.open", target=f"t{number}")
+    (message,) = driver.after(1)
     assert (len(message.began), message.more) == (LINES_MAX, 7)
 
 
@@ -224,205 +212,193 @@ def test_more_lines_than_a_message_shows_are_counted() -> None:
 
 
 def test_what_happens_again_is_counted_and_told_after_every() -> None:
-    handler_requests = HandlerRequests(on=("task.dead",))
-    assert handler_requests.event("task.dead", pool="p")
-    handler_requests.after(60)
+    driver = RuleDriver(on=("task.dead",))
+    assert driver.event("task.dead", pool="p")
+    driver.after(60)
     for _ in range(41):
-        assert handler_requests.event("task.dead", pool="p") == []
-    assert handler_requests.after(3600 - 61) == []
-    assert began(handler_requests.after(1)) == [("task.dead", "p", 41)]
+        assert driver.event("task.dead", pool="p") == []
+    assert driver.after(3600 - 61) == []
+    assert began(driver.after(1)) == [("task.dead", "p", 41)]
 
 
 def test_a_count_is_many_times() -> None:
-    handler_requests = HandlerRequests(on=("task.dead",))
-    assert began(handler_requests.event("task.dead", pool="p", count=7)) == [("task.dead", "p", 7)]
+    driver = RuleDriver(on=("task.dead",))
+    assert began(driver.event("task.dead", pool="p", count=7)) == [("task.dead", "p", 7)]
 
 
 def test_one_that_flaps_costs_two_messages_in_every() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open",))
+    driver = RuleDriver(on=("breaker.open",))
     told = []
     for _ in range(60):
-        told += handler_requests.event("breaker.open", target="a")
-        told += handler_requests.after(30)
-        told += handler_requests.event("breaker.closed", target="a")
-        told += handler_requests.after(29)
+        told += driver.event("breaker.open", target="a")
+        told += driver.after(30)
+        told += driver.event("breaker.closed", target="a")
+        told += driver.after(29)
     assert [len(each.began) + len(each.ended) for each in told] == [1, 1]
-    told = (
-        handler_requests.after(120)
-        + handler_requests.event("breaker.open", target="a")
-        + handler_requests.after(1)
-    )
+    told = driver.after(120) + driver.event("breaker.open", target="a") + driver.after(1)
     assert began(told) == [("breaker.open", "a", 60)]
 
 
 def test_one_that_came_back_too_soon_and_stays_is_told_after_every() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open",))
-    handler_requests.event("breaker.open", target="a")
-    handler_requests.event("breaker.closed", target="a")
-    handler_requests.after(60)
-    assert handler_requests.event("breaker.open", target="a") == []
-    assert began(handler_requests.after(3600)) == [("breaker.open", "a", 1)]
-    assert ended(
-        handler_requests.event("breaker.closed", target="a") + handler_requests.after(60)
-    ) == [("breaker.open", "a")]
+    driver = RuleDriver(on=("breaker.open",))
+    driver.event("breaker.open", target="a")
+    driver.event("breaker.closed", target="a")
+    driver.after(60)
+    assert driver.event("breaker.open", target="a") == []
+    assert began(driver.after(3600)) == [("breaker.open", "a", 1)]
+    assert ended(driver.event("breaker.closed", target="a") + driver.after(60)) == [
+        ("breaker.open", "a")
+    ]
 
 
 def test_a_storm_of_many_subjects_makes_few_messages() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open",), group_ns=10 * SECOND)
+    driver = RuleDriver(on=("breaker.open",), group_ns=10 * SECOND)
     told = []
     for number in range(360):
-        told += handler_requests.event("breaker.open", target=f"t{number}")
-        told += handler_requests.after(10)
+        told += driver.event("breaker.open", target=f"t{number}")
+        told += driver.after(10)
     assert sum(len(each.began) + each.more for each in told) > 200
     assert len(told) <= 12  # in an hour
 
 
 def test_a_hundred_thousand_events_are_remembered_in_bounded_room() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open", "task.dead"), group_ns=SECOND)
+    driver = RuleDriver(on=("breaker.open", "task.dead"), group_ns=SECOND)
     for number in range(100_000):
         happening = Happening("breaker.open", target=f"t{number}", at=1.0)
-        handler_requests.alerting.happened(handler_requests.now_ns, happening)
-    assert len(handler_requests.state.incidents) == INCIDENTS_MAX
-    (message,) = handler_requests.after(1)
+        driver.alerting.happened(driver.now_ns, happening)
+    assert len(driver.state.incidents) == INCIDENTS_MAX
+    (message,) = driver.after(1)
     assert len(message.began) + message.more == 100_000
-    assert len(msgspec.json.encode(handler_requests.state)) < 200_000
+    assert len(msgspec.json.encode(driver.state)) < 200_000
 
 
 def test_subjects_that_are_over_make_room_for_others() -> None:
-    handler_requests = HandlerRequests(on=("task.dead",))
+    driver = RuleDriver(on=("task.dead",))
     for number in range(INCIDENTS_MAX):
-        handler_requests.alerting.happened(
-            handler_requests.now_ns, Happening("task.dead", pool=f"p{number}")
-        )
-    handler_requests.after(1)
-    handler_requests.after(1)
-    told = handler_requests.event("task.dead", pool="another") + handler_requests.after(600)
+        driver.alerting.happened(driver.now_ns, Happening("task.dead", pool=f"p{number}"))
+    driver.after(1)
+    driver.after(1)
+    told = driver.event("task.dead", pool="another") + driver.after(600)
     assert ("task.dead", "another", 1) in began(told)
 
 
-# -- nobody there -----------------------------------------------------------------------------
+# -- deliveries that fail ---------------------------------------------------------------------
 
 
 def test_a_message_that_cannot_be_delivered_is_tried_again_with_longer_pauses() -> None:
-    handler_requests = HandlerRequests(on=("memory.critical",))
-    handler_requests.works = False
-    (first,) = handler_requests.event("memory.critical", text="87 %")
-    assert handler_requests.after(RETRY_NS / SECOND - 1) == []
-    assert handler_requests.after(1) == [first]
-    assert handler_requests.after(2 * RETRY_NS / SECOND) == [first]
-    handler_requests.after(4000)
-    before = handler_requests.state.failures
-    handler_requests.after(2 * RETRY_NS_MAX / SECOND)
-    assert handler_requests.state.failures - before == 2
-    handler_requests.works = True
-    assert handler_requests.after(RETRY_NS_MAX / SECOND) == [first]
-    assert (handler_requests.state.sent, handler_requests.state.error) == (1, "")
+    driver = RuleDriver(on=("memory.critical",))
+    driver.works = False
+    (first,) = driver.event("memory.critical", text="87 %")
+    assert driver.after(RETRY_NS / SECOND - 1) == []
+    assert driver.after(1) == [first]
+    assert driver.after(2 * RETRY_NS / SECOND) == [first]
+    driver.after(4000)
+    before = driver.state.failures
+    driver.after(2 * RETRY_NS_MAX / SECOND)
+    assert driver.state.failures - before == 2
+    driver.works = True
+    assert driver.after(RETRY_NS_MAX / SECOND) == [first]
+    assert (driver.state.sent, driver.state.error) == (1, "")
 
 
 def test_what_happens_while_nobody_can_be_reached_is_told_together_afterwards() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open", "task.dead"))
-    handler_requests.works = False
-    handler_requests.event("breaker.open", target="a")
+    driver = RuleDriver(on=("breaker.open", "task.dead"))
+    driver.works = False
+    driver.event("breaker.open", target="a")
     for number in range(1000):
-        handler_requests.event("task.dead", pool=f"p{number % 3}")
-    handler_requests.event("breaker.closed", target="a")
-    handler_requests.works = True
-    first, second = handler_requests.after(RETRY_NS_MAX / SECOND)
+        driver.event("task.dead", pool=f"p{number % 3}")
+    driver.event("breaker.closed", target="a")
+    driver.works = True
+    first, second = driver.after(RETRY_NS_MAX / SECOND)
     assert began([first]) == [("breaker.open", "a", 1)]
     assert ended([second]) == [("breaker.open", "a")]
     assert sum(times for _, _, times in began([second])) == 1000
 
 
 def test_old_news_are_given_up_and_counted() -> None:
-    handler_requests = HandlerRequests(on=("task.dead",))
-    handler_requests.works = False
-    handler_requests.event("task.dead", pool="p")
-    handler_requests.after(GIVE_UP_NS / SECOND + RETRY_NS_MAX / SECOND + 1)
-    assert handler_requests.state.lost == 1
+    driver = RuleDriver(on=("task.dead",))
+    driver.works = False
+    driver.event("task.dead", pool="p")
+    driver.after(GIVE_UP_NS / SECOND + RETRY_NS_MAX / SECOND + 1)
+    assert driver.state.lost == 1
 
 
 def test_at_the_end_nothing_waits_for_company() -> None:
-    handler_requests = HandlerRequests(on=("shutdown.phase",), group_ns=30 * SECOND)
-    assert handler_requests.event("shutdown.phase") == []
-    assert len(handler_requests.turn(at_once=True)) == 1
+    driver = RuleDriver(on=("shutdown.phase",), group_ns=30 * SECOND)
+    assert driver.event("shutdown.phase") == []
+    assert len(driver.turn(at_once=True)) == 1
 
 
-# -- another life -----------------------------------------------------------------------------
+# -- over a restart ---------------------------------------------------------------------------
 
 
-def reborn(
-    handler_requests: HandlerRequests, passed_ns: int = 0, **rule: object
-) -> HandlerRequests:
-    other = HandlerRequests(
-        **{"on": handler_requests.rule.on, "group_ns": handler_requests.rule.group_ns, **rule}
-    )
-    other.now_ns = handler_requests.now_ns + passed_ns
-    data = msgspec.json.encode(handler_requests.alerting.states)
+def restarted(driver: RuleDriver, passed_ns: int = 0, **rule: object) -> RuleDriver:
+    other = RuleDriver(**{"on": driver.rule.on, "group_ns": driver.rule.group_ns, **rule})
+    other.now_ns = driver.now_ns + passed_ns
+    data = msgspec.json.encode(driver.alerting.states)
     other.alerting.restore(msgspec.json.decode(data, type=dict[str, RuleState]), passed_ns)
     return other
 
 
 def test_an_open_alert_is_not_repeated_by_the_next_life_and_is_resolved_by_it() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open",))
-    handler_requests.event("breaker.open", target="a")
-    handler_requests = reborn(handler_requests, 7 * SECOND)
-    assert handler_requests.turn() == []
-    assert handler_requests.survey(breakers={"a": "open"}) == []
-    assert ended(
-        handler_requests.survey(breakers={"a": "closed"}) + handler_requests.after(60)
-    ) == [("breaker.open", "a")]
+    driver = RuleDriver(on=("breaker.open",))
+    driver.event("breaker.open", target="a")
+    driver = restarted(driver, 7 * SECOND)
+    assert driver.turn() == []
+    assert driver.survey(breakers={"a": "open"}) == []
+    assert ended(driver.survey(breakers={"a": "closed"}) + driver.after(60)) == [
+        ("breaker.open", "a")
+    ]
 
 
 def test_what_was_not_delivered_is_delivered_by_the_next_life() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open",))
-    handler_requests.works = False
-    (message,) = handler_requests.event("breaker.open", target="a")
-    handler_requests = reborn(handler_requests)
-    assert began(handler_requests.after(RETRY_NS / SECOND)) == began([message])
+    driver = RuleDriver(on=("breaker.open",))
+    driver.works = False
+    (message,) = driver.event("breaker.open", target="a")
+    driver = restarted(driver)
+    assert began(driver.after(RETRY_NS / SECOND)) == began([message])
 
 
 @pytest.mark.parametrize("moved", [-900, 100_000])
 def test_limits_hold_over_a_reboot_that_sets_the_clock_anew(moved: int) -> None:
-    handler_requests = HandlerRequests(on=("breaker.open",), group_ns=10 * SECOND)
-    for target in ("a", "b", "c"):  # the pause between messages has grown
-        handler_requests.event("breaker.open", target=target)
-        assert handler_requests.after(60)
-    handler_requests.event("breaker.closed", target="a")
-    handler_requests.after(60)
-    handler_requests = reborn(handler_requests, moved * SECOND)
-    handler_requests.event("breaker.open", target="a")
-    assert handler_requests.after(3600 - 250) == []
-    assert began(handler_requests.after(250)) == [("breaker.open", "a", 1)]
-    handler_requests.event("breaker.open", target="d")
-    assert began(handler_requests.after(60)) == [("breaker.open", "d", 1)]
+    driver = RuleDriver(on=("breaker.open",), group_ns=10 * SECOND)
+    for target in ("a", "b", "c"):  # makes the pause between messages grow
+        driver.event("breaker.open", target=target)
+        assert driver.after(60)
+    driver.event("breaker.closed", target="a")
+    driver.after(60)
+    driver = restarted(driver, moved * SECOND)
+    driver.event("breaker.open", target="a")
+    assert driver.after(3600 - 250) == []
+    assert began(driver.after(250)) == [("breaker.open", "a", 1)]
+    driver.event("breaker.open", target="d")
+    assert began(driver.after(60)) == [("breaker.open", "d", 1)]
 
 
 def test_the_pause_between_messages_is_as_long_after_a_reboot() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open",), group_ns=10 * SECOND)
+    driver = RuleDriver(on=("breaker.open",), group_ns=10 * SECOND)
     for target in ("a", "b", "c"):
-        handler_requests.event("breaker.open", target=target)
-        assert handler_requests.after(60)
-    handler_requests = reborn(handler_requests, -900 * SECOND)
-    handler_requests.event("breaker.open", target="d")
-    assert began(handler_requests.after(60)) == [("breaker.open", "d", 1)]
+        driver.event("breaker.open", target=target)
+        assert driver.after(60)
+    driver = restarted(driver, -900 * SECOND)
+    driver.event("breaker.open", target="d")
+    assert began(driver.after(60)) == [("breaker.open", "d", 1)]
 
 
 def test_what_a_changed_rule_does_not_want_is_forgotten() -> None:
-    handler_requests = HandlerRequests(on=("breaker.open", "memory.*"))
-    handler_requests.event("breaker.open", target="a")
-    handler_requests = reborn(handler_requests, on=("memory.*",))
-    assert handler_requests.state.incidents == []
-    assert handler_requests.survey(breakers={"a": "closed"}) + handler_requests.after(60) == []
+    driver = RuleDriver(on=("breaker.open", "memory.*"))
+    driver.event("breaker.open", target="a")
+    driver = restarted(driver, on=("memory.*",))
+    assert driver.state.incidents == []
+    assert driver.survey(breakers={"a": "closed"}) + driver.after(60) == []
 
 
 # -- surveys ----------------------------------------------------------------------------------
 
 
 def test_a_survey_opens_what_no_event_has_told() -> None:
-    handler_requests = HandlerRequests(
-        on=("worker.fatal", "memory.*", "breaker.open", "pool.paused")
-    )
-    told = handler_requests.survey(
+    driver = RuleDriver(on=("worker.fatal", "memory.*", "breaker.open", "pool.paused"))
+    told = driver.survey(
         pools={"p": "FATAL"},
         workers={"p/0": "FATAL", "p/1": "RUNNING"},
         pauses={"p": "paused"},
@@ -436,16 +412,13 @@ def test_a_survey_opens_what_no_event_has_told() -> None:
         ("worker.fatal", "p/0", 1),
     ]
     assert (
-        handler_requests.survey(
-            pools={"p": "FATAL"}, workers={"p/0": "FATAL"}, pauses={"p": "paused"}
-        )
-        != []
+        driver.survey(pools={"p": "FATAL"}, workers={"p/0": "FATAL"}, pauses={"p": "paused"}) != []
     )
 
 
 def test_a_pool_that_cannot_start_is_one_matter_and_not_one_for_each_worker() -> None:
-    handler_requests = HandlerRequests(on=("worker.fatal", "pool.fatal"))
-    told = handler_requests.survey(
+    driver = RuleDriver(on=("worker.fatal", "pool.fatal"))
+    told = driver.survey(
         pools={"p": "FATAL"},
         workers={"p/0": "FATAL", "p/1": "FATAL"},
         reasons={"p": "no module", "p/0": "no module", "p/1": "no module"},
@@ -496,11 +469,13 @@ def test_ends_are_events_too_and_usual_kinds_are_known() -> None:
     assert matching(("memory.normal", "nothing")) == ("memory.normal",)
 
 
-# -- anything may happen ----------------------------------------------------------------------
+# -- any order of events ----------------------------------------------------------------------
 
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(("open", "closed", "dead", "fails", "works", "reborn", "survey", "wait")),
+        st.sampled_from(
+            ("open", "closed", "dead", "fails", "works", "restarted", "survey", "wait")
+        ),
         st.sampled_from("ab"),
         st.floats(0, 2000),
     ),
@@ -524,30 +499,30 @@ def test_whatever_happens_ends_follow_beginnings_and_nothing_open_is_forgotten( 
         "for_ns": hold * SECOND,
         "every_ns": every * SECOND,
     }
-    handler_requests = HandlerRequests(**rule)
+    driver = RuleDriver(**rule)
     told: list[Message] = []
     is_open = {"a": False, "b": False}
     dead = 0
     for what, subject, seconds in steps:
         if what in ("open", "closed"):
             is_open[subject] = what == "open"
-            told += handler_requests.event(f"breaker.{what}", target=subject)
+            told += driver.event(f"breaker.{what}", target=subject)
         elif what == "dead":
             dead += 1
-            told += handler_requests.event("task.dead", pool=subject)
+            told += driver.event("task.dead", pool=subject)
         elif what in ("fails", "works"):
-            handler_requests.works = what == "works"
-        elif what == "reborn":
-            handler_requests = reborn(handler_requests, int(seconds * SECOND), **rule)
+            driver.works = what == "works"
+        elif what == "restarted":
+            driver = restarted(driver, int(seconds * SECOND), **rule)
         elif what == "survey":
             states = {name: "open" if is_open[name] else "closed" for name in "ab"}
-            told += handler_requests.survey(breakers=states)
+            told += driver.survey(breakers=states)
         else:
-            told += handler_requests.after(seconds)
-    handler_requests.works = True
-    told += handler_requests.after(3 * RETRY_NS_MAX / SECOND + 2 * every + hold + group)
-    assert handler_requests.state.lost == 0
-    numbers = list({each.number: each for each in told}.values())  # an attempt each, told once
+            told += driver.after(seconds)
+    driver.works = True
+    told += driver.after(3 * RETRY_NS_MAX / SECOND + 2 * every + hold + group)
+    assert driver.state.lost == 0
+    numbers = list({each.number: each for each in told}.values())  # without repeated attempts
     for subject in "ab":
         standing = False
         for message in numbers:
@@ -561,4 +536,4 @@ def test_whatever_happens_ends_follow_beginnings_and_nothing_open_is_forgotten( 
         assert standing == is_open[subject], "the last that was told is how it is"
     counted = sum(times for kind, _, times in began(numbers) if kind == "task.dead")
     assert counted == dead, "each was told, or counted in the next message"
-    assert all(each.stage in (Stage.TOLD, Stage.QUIET) for each in handler_requests.state.incidents)
+    assert all(each.stage in (Stage.TOLD, Stage.QUIET) for each in driver.state.incidents)

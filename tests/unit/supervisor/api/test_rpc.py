@@ -61,7 +61,7 @@ def test_a_submit_becomes_a_task() -> None:
         target="site.example",
         timeout_ns=1_500_000_000,
         max_retries=2,
-        delay_ns=1,  # not 0: that would mean that none was given
+        delay_ns=1,  # not 0, which would mean that no delay was given
         expires_ns=0,
     )
 

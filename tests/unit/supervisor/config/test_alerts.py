@@ -1,4 +1,4 @@
-"""[[alerts]]: what may be written, and what is never shown."""
+"""[[alerts]]: which values are accepted, and which are never shown."""
 
 import json
 import re
@@ -93,7 +93,7 @@ def test_no_problem_shows_the_url(write: Callable[..., Path], text: str) -> None
     assert TOKEN not in problem(write(text))
 
 
-# -- what others can read ---------------------------------------------------------------------
+# -- urls that others can read ----------------------------------------------------------------
 
 
 def test_a_url_in_a_file_that_everybody_can_read_is_refused(write: Callable[..., Path]) -> None:
@@ -235,7 +235,7 @@ def test_the_message_to_a_command_is_as_described() -> None:
     line = Line("breaker.open", "site.example", since=described["began"][0]["since"])
     message = Message("sites", 3, described["at"], [line])
     told = msgspec.json.decode(msgspec.json.encode(as_data(message, "vps1")))
-    times = re.compile(r"\[.*?\]")  # shown in the zone of this machine
+    times = re.compile(r"\[.*?\]")  # times are shown in the zone of this machine
     told["body"], described["body"] = (times.sub("", each["body"]) for each in (told, described))
     assert told == described
 

@@ -1,4 +1,4 @@
-"""What holds where nothing is said: sizes of pools, ages of results, threads, the monitor."""
+"""Defaults: sizes of pools, ages of results, threads, the monitor."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ Read = Callable[..., Loaded]
 
 @pytest.fixture
 def read(tmp_path: Path) -> Read:
-    """read("[pools.parser]", ...): what a file of these lines means."""
+    """Return read("[pools.parser]", ...), which loads a file of these lines."""
 
     def read(*lines: str, profile: str | None = None) -> Loaded:
         path = tmp_path / "musterd.toml"
@@ -44,7 +44,7 @@ def read(tmp_path: Path) -> Read:
         ('[pools.shop]\nworker = "shop:Shop"', "shop:Shop", 1),
         ("[pools.browser]\nsize = 7", BROWSER, 7),
         ("[pools.browser]\nsize = 0", BROWSER, 0),
-        # Within the bounds that are given.
+        # The default stays within the bounds that are given.
         ("[pools.parser]\nmax = 2", PARSER, 2),
         ("[pools.browser]\nmin = 4\nmax = 8", BROWSER, 4),
         ("[pools.browser]\nmin = 1\nmax = 8", BROWSER, 3),

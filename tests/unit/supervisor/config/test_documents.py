@@ -19,7 +19,7 @@ SHIPPED = ROOT / "etc" / "musterd.toml"
 
 
 def schema_defaults(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every dotted key with its default as TOML writes it."""
+    """Yield every dotted key with its default as TOML writes it."""
     for field in msgspec.structs.fields(cls):
         key = f"{prefix}{field.encode_name}"
         kind, sections = configuration._kind(field.type), configuration._sections(field.type)
@@ -38,7 +38,7 @@ def schema_defaults(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, 
 
 
 def elsewhere(key: str) -> str:
-    """Where the value of an override comes from that does not say it."""
+    """Return where the value of an override comes from when the override does not say it."""
     table, _, name = key.partition(".NAME.")
     section = name.partition("_")[0].partition(".")[0]
     if table == "pools" and section in ("cache", "debounce", "executors"):
@@ -51,7 +51,7 @@ def elsewhere(key: str) -> str:
 
 
 def without_comment_signs(text: str) -> str:
-    """The file with every default it shows switched on."""
+    """Return the file with every default that it shows switched on."""
     return re.sub(r"^#(?=[\[a-z])", "", text, flags=re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""[retry], [breaker], [classes] and [targets]: what they say is what the core decides by."""
+"""[retry], [breaker], [classes] and [targets]: the core decides by their values."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ Policy = Callable[[str], FleetPolicy]
 
 @pytest.fixture
 def policy(tmp_path: Path) -> Policy:
-    """policy(toml) -> what the core gets."""
+    """Return policy(toml), which makes the policy that the core gets."""
 
     def read(text: str) -> FleetPolicy:
         path = tmp_path / "musterd.toml"

@@ -1,4 +1,4 @@
-"""min, max and workers_max: what they say is what the core decides by."""
+"""min, max and workers_max: the core decides by their values."""
 
 import re
 from pathlib import Path

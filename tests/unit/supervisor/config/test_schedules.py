@@ -217,7 +217,7 @@ def test_a_pool_must_be_enabled_for_what_is_enabled(write: Write) -> None:
     ],
 )
 def test_a_list_that_makes_no_sense_is_refused(write: Write, text: str, problem: str) -> None:
-    # Before the pools: in TOML a key behind a table would be one of its own.
+    # The text stands before the pools: in TOML a key behind a table belongs to that table.
     [found] = problems(write("a.toml", text + POOL))
     assert problem in found
 

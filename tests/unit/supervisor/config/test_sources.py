@@ -30,7 +30,7 @@ def refusal(path: Path) -> str:
 
 
 def short(value: object) -> str:
-    """A test's name must not be as long as its input."""
+    """Shorten a value: a test's name must not be as long as its input."""
     return repr(value)[:30]
 
 
@@ -124,7 +124,7 @@ def test_a_link_to_itself_is_refused(tmp_path: Path) -> None:
 
 def test_without_pyyaml_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.yaml").write_text(YAML)
-    monkeypatch.setitem(sys.modules, "yaml", None)  # how Python marks what cannot be imported
+    monkeypatch.setitem(sys.modules, "yaml", None)  # marks a module that cannot be imported
     assert "install musterd[yaml]" in refusal(tmp_path / "a.yaml")
 
 
@@ -190,7 +190,7 @@ def test_a_default_file_that_links_nowhere_is_a_problem(tmp_path: Path) -> None:
 def test_all_files_are_tried_when_one_is_broken(tmp_path: Path) -> None:
     for name, text in (("a.toml", "x ="), ("b.toml", "y = 1"), ("c.json", "{")):
         (tmp_path / name).write_text(text)
-    (tmp_path / "b.d").write_text("")  # a file in the place of the directory
+    (tmp_path / "b.d").write_text("")  # a file in place of the directory
     problems: list[str] = []
     files = [tmp_path / name for name in ("a.toml", "b.toml", "c.json")]
     merged = read_files(files, tmp_path / "default.toml", problems)

@@ -1,4 +1,4 @@
-"""Batches and positional parameters, as JSON-RPC 2.0 has them; on a real socket."""
+"""Batches and positional parameters of JSON-RPC 2.0, on a real socket."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ TURNS_MAX = 5000
 
 
 class Handler:
-    """Answers with what it was asked; a Pending where `later` says so."""
+    """A handler that answers with `result`, or with the Pending that `later` has for the method."""
 
     def __init__(self) -> None:
         self.calls: list[Params] = []
@@ -49,7 +49,7 @@ class Bench:
         self.server.serve(1_000_000_000)
 
     def ask(self, message: Any) -> list[Any]:
-        """The lines that are answered."""
+        """Send a message; return the lines of the answer."""
         line = message if isinstance(message, bytes) else json.dumps(message).encode()
         self.client.send(line + b"\n")
         return self.lines()
@@ -238,7 +238,7 @@ def test_what_batches_keep_counts_for_all_callers(
     bench.client.send(batch + b"\n")
     for _ in range(10):
         bench.turn()
-    assert bench.client.recv(1) == b""  # dropped, with what was kept for it
+    assert bench.client.recv(1) == b""  # the connection was dropped, and all that was kept for it
 
 
 @pytest.mark.parametrize(("method", "params"), [("events", {}), ("tail", {"follow": True})])
@@ -246,4 +246,4 @@ def test_a_stream_is_not_for_a_batch(bench: Bench, method: str, params: Any) -> 
     (answers,) = bench.ask([one(method, id=1, params=params), one(id=2)])
     assert codes(answers[:1]) == [(1, rpc.INVALID_REQUEST)]
     assert answers[1] == ok(2)
-    assert bench.ask(one(id=3)) == [ok(3)]  # and it is none afterwards
+    assert bench.ask(one(id=3)) == [ok(3)]  # the connection has not become a stream

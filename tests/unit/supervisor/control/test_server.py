@@ -69,7 +69,7 @@ class Bench:
         return client
 
     def settle(self) -> None:
-        """Turns until nothing is left to do at this time."""
+        """Run turns until nothing is left to do at this time."""
         for _ in range(TURNS_MAX):
             ready = select.select([self.server], [], [], 0)[0]
             deadline = self.server.next_deadline()
@@ -82,7 +82,7 @@ class Bench:
         raise AssertionError("the server does not come to rest")
 
     def lines(self, client: socket.socket) -> list[Any]:
-        """What the client receives by the time the server rests; "EOF" stands for the end."""
+        """Return what the client receives until the server rests; "EOF" stands for the end."""
         received = bytearray()
         ended = False
         for _ in range(TURNS_MAX):
@@ -168,7 +168,7 @@ def test_a_flood_of_one_caller_is_cut_into_turns_so_that_another_is_served(bench
     flood, other = bench.connect(), bench.connect()
     flood.send(request() * 500)
     other.send(request(request_id="other"))
-    bench.server.serve(bench.now_ns)  # accepts
+    bench.server.serve(bench.now_ns)  # accepts the connections
     bench.server.serve(bench.now_ns)
     assert len(bench.handler.calls) <= control.REQUESTS_PER_TURN * 2 + 1
     assert json.loads(other.recv(1000)) == result("other")
@@ -176,7 +176,7 @@ def test_a_flood_of_one_caller_is_cut_into_turns_so_that_another_is_served(bench
     assert len(bench.lines(flood)) == 500
 
 
-# -- what is not a request --------------------------------------------------------------------
+# -- lines that are no requests ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -229,10 +229,10 @@ def test_what_is_no_request_is_answered_and_the_connection_goes_on(
 def test_deep_nesting_is_refused_and_the_connection_goes_on(
     bench: Bench, line: bytes, expected: tuple[int, object]
 ) -> None:
-    """How deep JSON can be read depends on the Python, and from 3.14 on on the stack."""
+    """The depth of JSON that can be read depends on the Python, from 3.14 on also on the stack."""
     client = bench.connect()
     sent = memoryview(line + b"\n")
-    while sent:  # longer than a socket's buffer
+    while sent:  # the line is longer than a socket's buffer
         try:
             sent = sent[client.send(sent) :]
         except BlockingIOError:
@@ -308,7 +308,7 @@ def test_half_a_line_is_given_up_after_its_time_and_not_before(bench: Bench) -> 
     answer, end = bench.lines(slow)
     assert (code(answer), end) == (rpc.INVALID_REQUEST, "EOF")
     assert bench.server.next_deadline() is None
-    assert bench.ask(idle, request()) == [result()]  # to be idle is no fault
+    assert bench.ask(idle, request()) == [result()]  # an idle connection is no fault
 
 
 def test_each_line_has_its_own_time(bench: Bench) -> None:
@@ -345,7 +345,7 @@ def test_one_connection_too_many_is_told_so(bench: Bench) -> None:
 
 def test_silent_connections_lock_nobody_out(bench: Bench) -> None:
     clients = _fill_up(bench)
-    assert bench.ask(clients[0], request()) == [result()]  # the second is silent for longest now
+    assert bench.ask(clients[0], request()) == [result()]  # now the second is silent for longest
     assert bench.ask(bench.connect(), request()) == [result()]
     assert bench.lines(clients[1]) == ["EOF"]
     assert bench.ask(clients[0], request()) == [result()]
@@ -416,7 +416,7 @@ def test_answers_that_nobody_reads_are_bounded_for_all_callers_together(
 
 def _fill_up(bench: Bench, count: int = control.CONNECTIONS_MAX) -> list[socket.socket]:
     clients = [bench.connect() for _ in range(count // 2)]
-    bench.settle()  # the backlog holds fewer than all of them
+    bench.settle()  # the backlog holds fewer than all clients
     clients += [bench.connect() for _ in range(count - len(clients))]
     bench.settle()
     return clients
@@ -518,7 +518,7 @@ def test_a_pending_request_learns_that_its_caller_is_gone(bench: Bench) -> None:
     client.close()
     bench.settle()
     assert (pending.abandoned, gone) == (True, ["gone"])
-    pending.resolve("too late")  # goes nowhere, and is no mistake
+    pending.resolve("too late")  # reaches nobody and raises nothing
 
 
 def test_a_caller_that_has_only_closed_its_sending_side_still_gets_its_answer(
@@ -623,7 +623,7 @@ def test_a_slow_reader_of_events_is_told_how_many_it_missed_and_holds_up_nobody(
     told = [line for line in lines if "event" in line]
     assert 0 < dropped < count
     assert len(told) + dropped == count
-    assert "dropped" in lines[-1]  # in its place: after what was kept
+    assert "dropped" in lines[-1]  # the count comes after the events that were kept
     bench.server.publish(Happened("back"))
     assert [line["event"] for line in bench.lines(slow)] == ["back"]
 
@@ -718,7 +718,7 @@ def test_closing_tells_whoever_waits(bench: Bench) -> None:
 
 @contextlib.contextmanager
 def no_descriptors() -> Iterator[None]:
-    """This process can open nothing more."""
+    """Leave this process no free descriptor."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     fillers = [os.open(os.devnull, os.O_RDONLY)]

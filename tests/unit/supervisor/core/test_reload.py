@@ -109,7 +109,7 @@ def test_a_removed_pool_drains_and_leaves_its_tasks_to_the_store() -> None:
 
 
 def test_a_removed_pool_waits_until_its_last_task_is_on_disk() -> None:
-    """Else the pool could return, and read the store, before the task is there."""
+    """Otherwise the pool could return, and read the store, before the task is there."""
     w = World()
     w.tell(events.PauseRequested((("p", -1),)))
     submitted = events.TasksSubmitted(PEER, 1, [task("queued")], WALL_NS)
@@ -145,7 +145,7 @@ def test_a_pool_that_comes_back_begins_with_what_the_store_holds() -> None:
     answer = w.tell(events.ForkServerReady("p", ()))
     (spawn,) = of(actions.SpawnWorker, answer)
     assert w.leases(w.bring_up(spawn.worker)) == ["runs"]
-    # A client that waited before is told.
+    # A client that waited before the reloads is told.
     done = events.LeasesCompleted(spawn.worker, [Completion(2, 10, b"v")])
     (delivered,) = of(actions.Deliver, w.tell(done))
     assert (delivered.peer, delivered.outcomes[0].id) == (PEER, "runs")

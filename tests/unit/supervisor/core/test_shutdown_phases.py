@@ -79,12 +79,12 @@ def test_a_running_task_may_end_and_its_result_is_kept(muster: type[Muster]) -> 
     assert list(m.fleet.tasks) == ["queued"]
 
 
-def test_after_the_drain_time_out_tasks_are_interrupted_then_killed(muster: type[Muster]) -> None:
+def test_after_the_drain_timeout_tasks_are_interrupted_then_killed(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TASK)
     shut_down(m)
-    assert m.wait(m.policy.drain_timeout_ns - 1) != []  # the look at its progress
+    assert m.wait(m.policy.drain_timeout_ns - 1) != []  # the look at the task's progress
     answer = m.wait(1)
     assert phases(answer) == ["stop"]
     assert of(actions.TerminateWorker, answer) == [actions.TerminateWorker(1)]

@@ -1,4 +1,4 @@
-"""What musterctl makes of arguments and of answers, without a daemon."""
+"""How musterctl reads arguments and shows answers, without a daemon."""
 
 import contextlib
 import re

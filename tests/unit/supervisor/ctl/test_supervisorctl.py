@@ -1,4 +1,4 @@
-"""What people type by habit, who come from supervisorctl."""
+"""Commands that people who come from supervisorctl type by habit."""
 
 import re
 import subprocess
@@ -18,7 +18,7 @@ THEIRS = (
     *("remove", "reread", "restart", "shutdown", "signal", "start", "status", "stop", "tail"),
     *("update", "version"),
 )
-# What is not needed to ask the daemon something, and takes long to load.
+# Modules that load slowly and are not needed to ask the daemon something.
 HEAVY = (
     *("asyncio", "cronsim", "curses", "zmq", "rich", "psutil", "sqlite3", "aiohttp", "lxml"),
     *("selectolax", "playwright", "logging", "multiprocessing", "concurrent.futures", "readline"),
@@ -60,7 +60,7 @@ def test_every_command_of_supervisorctl_is_there_or_says_what_to_type(
     assert "no such option" not in said.lower()
     if command in ("quit", "exit", "help"):
         assert (code, said) == (DONE, "")
-    elif command in cli.commands:  # understood: it went to ask the daemon
+    elif command in cli.commands:  # understood: musterctl tried to ask the daemon
         assert code in (UNREACHABLE, 4)
         assert "cannot reach the daemon" in said
     else:
@@ -103,7 +103,7 @@ def test_the_document_tells_what_becomes_of_each_command_of_supervisorctl() -> N
 
 @pytest.mark.parametrize("words", [["version"], ["status"], ["start", "all"], ["tasks"]])
 def test_a_command_loads_nothing_that_takes_long(words: list[str], tmp_path: Path) -> None:
-    """How long it takes depends on the machine; what is loaded does not."""
+    """The time to load modules depends on the machine; which modules are loaded does not."""
     script = (
         "import sys\n"
         "from musterd.supervisor.ctl import main\n"

@@ -1,4 +1,4 @@
-"""What `musterctl top` makes of a moment of the fleet."""
+"""The screen of `musterctl top` for one moment of the fleet."""
 
 import io
 from typing import Any
@@ -52,7 +52,7 @@ def judged(now: Snapshot, memory: MemoryStatus | None = None) -> Snapshot:
 
 
 def changed(now: Snapshot, **fields: Any) -> Snapshot:
-    """The same with these fields of its pool."""
+    """Return the snapshot with these fields of its pool changed."""
     pool = msgspec.structs.replace(now.fleet.pools[0], **fields)
     fleet = msgspec.structs.replace(now.fleet, pools=[pool])
     return judged(msgspec.structs.replace(now, fleet=fleet))

@@ -1,4 +1,4 @@
-"""How a line of the log looks, and what chooses it."""
+"""The formats of log lines, and which one is chosen."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ from musterd.supervisor.log.message_ids import MESSAGE_IDS
 
 ROOT = Path(__file__).resolve().parents[4]
 CATALOG = ROOT / "systemd" / "musterd.catalog"
-# Written by the supervisor itself, not by a Report.
+# The supervisor itself writes these fields, not a Report.
 OTHER_FIELDS = {"COUNT"}
 
 SAY = """

@@ -1,4 +1,4 @@
-"""What processes say: cut into lines, kept, logged in measure, and never in anybody's way."""
+"""Output of processes: cut into lines, kept, logged within limits, never in anybody's way."""
 
 import logging
 import os
@@ -91,7 +91,7 @@ def test_an_allowance_is_used_up_and_grows_again() -> None:
 
 
 class Heard:
-    """Outputs whose publications and log lines are kept."""
+    """Outputs that keep what they publish and log."""
 
     def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
         self.outputs = Outputs()
@@ -155,7 +155,7 @@ def test_the_end_of_a_process_takes_in_all_it_has_said(heard: Heard) -> None:
     source = heard.open("jobs/0")
     os.write(heard.writers[source], b"a\nlast words")
     source.end()
-    source.end()  # once is enough
+    source.end()  # the second end does nothing
     assert heard.outputs.last_words("jobs/0") == "a\nlast words"
     new = heard.open("jobs/0")
     os.write(heard.writers[new], b"fresh\n")
@@ -246,7 +246,7 @@ def test_who_is_gone_is_forgotten(heard: Heard) -> None:
 
 
 def test_a_spare_outlives_the_pool_under_whose_name_it_is_heard(heard: Heard) -> None:
-    heard.open("gone").end()  # the fork server
+    heard.open("gone").end()  # the output of the fork server
     with heard.outputs.open("gone", known=False) as spare:
         writer = os.dup(spare.write_fd)
     heard.outputs.keep_house({"jobs/0"})

@@ -1,4 +1,4 @@
-"""The log never holds up whoever writes into it, and says what it left out."""
+"""The log never holds up its callers, and says what it left out."""
 
 import logging
 import os
@@ -16,7 +16,7 @@ WAIT_SECONDS = 20.0
 
 
 class Sink:
-    """Takes lines while it is let, and fails while it is told to."""
+    """A sink that blocks while it is not open, and fails while it is told to."""
 
     def __init__(self) -> None:
         self.open = threading.Event()
@@ -64,7 +64,7 @@ def line(text: str, level: int = logging.INFO, **fields: Any) -> logging.LogReco
 
 
 def stop(sink: Sink, outbox: Outbox) -> None:
-    """As Ctrl-S does: a first line is stuck in the writing, the others wait."""
+    """Stop the sink as Ctrl-S does: one line is stuck in the write, the others wait."""
     sink.open.clear()
     sink.took_one.clear()
     outbox.handle(line("stuck"))
@@ -91,7 +91,7 @@ def test_a_sink_that_takes_nothing_holds_up_nobody_and_the_rest_is_counted(
 
 def test_the_count_stands_where_the_lines_are_missing(sink: Sink, outbox: Outbox) -> None:
     stop(sink, outbox)
-    room = int(LINES_MAX * ORDINARY_SHARE) - 1  # one is stuck
+    room = int(LINES_MAX * ORDINARY_SHARE) - 1  # one line is stuck
     for number in range(room + 7):
         outbox.handle(line(str(number)))
     outbox.handle(line("a trouble", logging.WARNING))
@@ -155,7 +155,7 @@ def test_the_frames_of_an_error_are_not_kept(sink: Sink, outbox: Outbox) -> None
 
 @pytest.fixture
 def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[dict[str, Any]]]:
-    """The fields of what is logged, with limits that nobody has used yet."""
+    """Collect the fields of what is logged, under limits that nobody has used yet."""
     monkeypatch.setattr(log, "_limits", log._Limits())
     found: list[dict[str, Any]] = []
 

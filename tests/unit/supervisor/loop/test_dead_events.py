@@ -1,4 +1,4 @@
-"""Tasks that failed for good, told to those who follow events."""
+"""Tasks that failed for good are told to followers of events."""
 
 from musterd.ipc.wire.messages import FAILED, SUCCEEDED, Failure, Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import FinalRecord, Report

@@ -1,4 +1,4 @@
-"""What the action runner does with actions, and the few rules that are its own."""
+"""What the action runner does with actions, and its own few rules."""
 
 import signal
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ NOW_NS = 10**12
 
 
 class Calls:
-    """Notes every call of a method, as (method, arguments)."""
+    """An object that notes every call of a method, as (method, arguments)."""
 
     def __init__(self, **known: Any) -> None:
         self.made: list[tuple[Any, ...]] = []
@@ -138,7 +138,7 @@ def test_answers_go_to_the_caller_with_that_token_or_to_the_clients(rig: Rig) ->
     told: list[Any] = []
     token, _ = rig.answers.begin(told.append)
     rig.runner.do(actions.Acknowledge(token, 0, []))
-    rig.runner.do(actions.Acknowledge(token, 0, []))  # its caller has got its answer
+    rig.runner.do(actions.Acknowledge(token, 0, []))  # the caller has its answer already
     rig.runner.do(actions.Acknowledge(b"1", 5, []))
     rig.runner.do(actions.TellMissing(b"1", ["t"]))
     assert told == [[]]

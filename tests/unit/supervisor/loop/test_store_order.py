@@ -1,4 +1,4 @@
-"""In which order the loop hears what the store has done."""
+"""The order in which the loop hears what the store has done."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""What is read of the machine's memory, its control groups and its processes."""
+"""Readings of the machine's memory, its control groups and its processes."""
 
 import os
 import subprocess
@@ -22,7 +22,7 @@ V1 = (
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
-    """Files below a root that stands for / of another machine."""
+    """Return a function that writes files below a root, which stands for / of another machine."""
 
     def make(files: dict[str, str]) -> Path:
         for name, text in files.items():

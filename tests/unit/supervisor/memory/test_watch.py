@@ -1,4 +1,4 @@
-"""What the monitor does, and that it does nothing where it is switched off."""
+"""The monitor looks while it is switched on, and does nothing while it is off."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ class Spawner:
 
 
 class Notes:
-    """What the probe is told, which has a sample at any time."""
+    """A probe that notes what it is told, and has a sample at any time."""
 
     def __init__(self) -> None:
         self.told: list[Any] = []

@@ -1,4 +1,4 @@
-"""A worker that is born while its supervisor dies goes without a word."""
+"""A worker that starts while its supervisor dies ends silently."""
 
 import socket
 from typing import NoReturn
@@ -17,7 +17,7 @@ def test_a_worker_whose_supervisor_is_gone_ends_without_an_error(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.close()  # what the death of the supervisor does
+    ours.close()  # as the death of the supervisor does
     with theirs:
         setup = forkserver.ForkServerSetup(
             "jobs", "no.such:Worker", b"\x80", "workers.sock", REAPER

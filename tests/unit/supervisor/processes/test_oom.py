@@ -1,4 +1,4 @@
-"""Kills by the kernel for want of memory, read from counters in a made-up /proc and /sys."""
+"""OOM kills by the kernel, read from counters in a made-up /proc and /sys."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What outlived a worker is counted and told to people."""
+"""Processes and directories that outlived a worker are counted and told to people."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def test_leftovers_are_counted_by_pool_and_reported_with_their_slot(muster: type
         worker="p/1",
         reason="processes: 3, temporary directories: 0",
     )
-    m.tell(events.LeftoversEnded("p", -1, 2, 1))  # of its fork server
+    m.tell(events.LeftoversEnded("p", -1, 2, 1))  # left by the fork server
     assert m.fleet.pools["p"].counters.orphans == 5
 
 
@@ -44,7 +44,7 @@ def test_leftovers_of_a_slot_that_is_gone_are_reported_for_its_pool(muster: type
 def test_a_start_that_could_not_be_written_down_is_so_later(tmp_path: Path) -> None:
     note = tmp_path / "tmp.run"
     draft = tmp_path / "tmp.run.new"
-    draft.mkdir()  # in the way, as a full disk is
+    draft.mkdir()  # prevents the write, as a full disk does
     run_record = RunRecord(note)
     assert "Is a directory" in run_record.note()
     draft.rmdir()

@@ -2,33 +2,53 @@
 
 import errno
 import os
-import time
+import threading
 from pathlib import Path
 
 import pytest
 
 from musterd.ipc.errors import SpawnError
 from musterd.supervisor.processes import tempdirs
-from musterd.supervisor.processes.tempdirs import PAUSE_SECONDS, Janitor
+from musterd.supervisor.processes.tempdirs import Janitor
+from support.waiting import wait_for
 
 SECONDS = 30.0
 
 
-def test_many_that_come_together_are_removed_after_one_pause(tmp_path: Path) -> None:
-    """It once paused for each, and fell behind when many workers died: for ever, while they did."""
+class Pauses:
+    """Replace the janitor's pauses: each is counted and lasts until it is allowed to end."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.begun = threading.Event()
+        self.may_end = threading.Event()
+
+    def wait(self, _seconds: float) -> None:
+        self.count += 1
+        self.begun.set()
+        assert self.may_end.wait(SECONDS)
+
+    def set(self) -> None:
+        self.may_end.set()
+
+
+def test_many_that_come_together_are_removed_after_one_pause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The janitor once paused for each directory, and fell behind while many workers died."""
     count = 200
-    janitor = Janitor()
+    janitor, pauses = Janitor(), Pauses()
+    monkeypatch.setattr(janitor, "_closing", pauses)
     for number in range(count):
         path = tmp_path / str(number)
         path.mkdir()
         (path / "left").touch()
         janitor.remove(path)
-    begun = time.monotonic()
-    while any(janitor.removes(tmp_path / str(number)) for number in range(count)):
-        assert time.monotonic() < begun + SECONDS
-        time.sleep(0.01)
-    assert time.monotonic() - begun < count * PAUSE_SECONDS / 2
-    assert list(tmp_path.iterdir()) == []
+        assert pauses.begun.wait(SECONDS), "the first of them"
+    assert len(list(tmp_path.iterdir())) == count, "nothing is removed before the pause is over"
+    pauses.may_end.set()
+    wait_for("all are removed", lambda: not list(tmp_path.iterdir()))
+    assert pauses.count == 1
     janitor.close()
 
 
@@ -44,7 +64,7 @@ def test_what_was_given_before_the_end_is_removed(tmp_path: Path) -> None:
 def test_what_cannot_be_renamed_is_removed_where_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On overlayfs, for a directory of a lower layer; for real in the tests of a daemon."""
+    """overlayfs refuses to rename a directory of a lower layer; tests of a daemon show it."""
 
     def refuse(self: Path, target: Path) -> Path:
         raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))

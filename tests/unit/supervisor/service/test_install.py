@@ -2,8 +2,6 @@
 
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from musterd.supervisor.__main__ import main
-from musterd.supervisor.ctl.app import cli
-from musterd.supervisor.service import install, manpages
+from musterd.supervisor.service import install
 
 SYSTEMD = Path(__file__).parents[4] / "systemd"
-STOPPING = Path(__file__).parents[3] / "system" / "bed_stopping.py"
 
 
 def run(*words: str) -> str:
@@ -32,7 +28,7 @@ def tree(root: Path) -> set[str]:
 def systemd_version(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[int]:
-    """A systemctl that tells this version of itself, and knows nothing else."""
+    """Put a systemctl into PATH that prints this version, and knows nothing else."""
     folder = tmp_path_factory.mktemp("bin")
     program = folder / "systemctl"
     program.write_text(f"#!/bin/sh\necho 'systemd {request.param} ({request.param}.1-1)'\n")
@@ -76,23 +72,6 @@ def test_everything_is_installed_and_only_the_configuration_stays(tmp_path: Path
     assert again == said
 
 
-@pytest.mark.usefixtures("systemd_version")
-@pytest.mark.parametrize("systemd_version", [257], indirect=True)  # which has drop-ins
-@pytest.mark.parametrize("how", ["error", "death"])
-def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(tmp_path: Path, how: str) -> None:
-    done = subprocess.run(
-        [sys.executable, str(STOPPING), str(tmp_path), how],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    stops = dict(line.split() for line in done.stdout.splitlines())
-    assert set(stops) == {"uninstall", "install"}
-    count = len(list(install.items(0, list(manpages.pages(main, cli)))))
-    assert all(int(each) > count for each in stops.values()), stops
-
-
 def test_drop_ins_of_earlier_versions_go_and_those_of_others_stay(tmp_path: Path) -> None:
     former = tmp_path / install.UNITS / "musterd.service.d" / "since-253.conf"
     former.parent.mkdir(parents=True)
@@ -109,7 +88,7 @@ def test_drop_ins_of_earlier_versions_go_and_those_of_others_stay(tmp_path: Path
 
 
 def test_what_the_package_ships_are_links_to_the_folders_of_the_project() -> None:
-    """A copy of the project that makes plain files of them installs no units."""
+    """A copy of the project that has plain files instead of the links installs no units."""
     for link in (SYSTEMD.parent / "src/musterd/share").iterdir():
         assert link.is_symlink(), f"{link} is no symbolic link: git config core.symlinks"
         assert link.resolve(strict=True).is_relative_to(SYSTEMD.parent)
@@ -156,7 +135,7 @@ def test_what_later_versions_of_systemd_know_is_added_for_them(
 
 
 def test_no_systemd_is_told_that_a_reload_cannot_fail() -> None:
-    """Of Type=notify-reload, systemd hears only that the reload has ended, not how."""
+    """With Type=notify-reload, systemd hears only that a reload has ended, not how."""
     texts = [item.text for item in install.items(max(install.SINCE))]
     texts = [text for text in texts if "[Service]" in text]
     lines = [line for text in texts for line in text.splitlines()]

@@ -1,4 +1,4 @@
-"""What is wrong with the daemon: shown while it is so, told when it comes and goes."""
+"""Problems of the daemon: shown while they last, told when they come and go."""
 
 from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.service.problems import OFTEN_NS, Problem, Problems
@@ -12,7 +12,7 @@ class Source:
         return self.problem
 
 
-def test_a_trouble_is_told_when_it_comes_and_when_it_goes() -> None:
+def test_a_problem_is_told_when_it_comes_and_when_it_goes() -> None:
     disk, door = Source(), Source()
     problems = Problems(
         Problem(disk, "store.failing", "store.recovered"),
@@ -55,7 +55,7 @@ def test_one_that_came_too_soon_to_be_told_is_told_if_it_lasts() -> None:
     assert problems.look(2 * OFTEN_NS + 1) == [Report("clock.trusted")]
 
 
-def test_a_trouble_that_never_is_over_is_told_once() -> None:
+def test_a_problem_that_never_is_over_is_told_once() -> None:
     lost = Source()
     problems = Problems(Problem(lost, "sockets.lost", ""))
     lost.problem = "gone"

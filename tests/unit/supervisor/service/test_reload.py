@@ -1,4 +1,4 @@
-"""Reading the configuration again: one at a time, and only so many in line."""
+"""The configuration is read by one reload at a time, and only so many reloads wait."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -9,7 +9,7 @@ from musterd.supervisor.service.reload import WAITING_MAX, Refused, Reloading
 
 
 class Calls:
-    """Background calls that are made when the test says so."""
+    """Background calls that run when the test says so."""
 
     def __init__(self) -> None:
         self.begun: list[Any] = []

@@ -1,4 +1,4 @@
-"""What systemd hears, on a socket such as its own."""
+"""Messages to systemd, on a socket such as its own."""
 
 import os
 import socket
@@ -27,7 +27,7 @@ class Systemd:
         self.systemd_status = SystemdStatus(self._notifier, 0)
 
     def heard(self) -> list[str]:
-        """Everything since the last time, line by line."""
+        """Return every line since the last call."""
         lines: list[str] = []
         while True:
             try:

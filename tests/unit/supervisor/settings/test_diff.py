@@ -1,4 +1,4 @@
-"""What is different between two configurations, and what a running daemon makes of it."""
+"""Differences between two configurations, and how a running daemon applies them."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Sockets that are handed over at the start, as systemd does it."""
+"""Sockets that are handed over at the start, as systemd does."""
 
 import os
 import socket
@@ -13,7 +13,7 @@ from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.sockets import activation
 from musterd.supervisor.sockets.files import SocketFiles
 
-# A process finds the listening sockets at descriptor 3 and says what it takes them for.
+# A process finds the listening sockets at descriptor 3 and prints their paths.
 CHILD = """
 import os, sys
 from musterd.supervisor.sockets import activation
@@ -37,7 +37,7 @@ def listening(path: Path) -> socket.socket:
 def handed_to_a_child(
     sock: socket.socket, other_pid: int = 0
 ) -> "subprocess.CompletedProcess[str]":
-    # A program between puts the socket at 3, where systemd puts it.
+    # A program in between puts the socket at descriptor 3, as systemd does.
     command = [sys.executable, "-c", CHILD, str(other_pid)]
     return subprocess.run(
         ["bash", "-c", f'exec 3<&{sock.fileno()}; exec "$@"', "sh", *command],
@@ -105,7 +105,7 @@ def test_a_socket_that_was_handed_over_stays(tmp_path: Path) -> None:
         assert path.exists()
         assert not ours.exists()
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
-            client.connect(str(path))  # who comes now waits for the next
+            client.connect(str(path))  # a client that comes now waits for the next daemon
 
 
 def test_the_group_of_a_socket_that_was_handed_over_is_as_configured(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
-"""What clients say on tasks.sock, as events for the core; and what is said to them."""
+"""Messages of clients on tasks.sock, as events for the core, and the answers to clients."""
 
 import select
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -30,6 +29,7 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.sockets import clients
 from musterd.supervisor.sockets.clients import ClientPort
+from support.waiting import wait_for
 
 SECONDS = 20.0
 
@@ -49,10 +49,13 @@ class Stage:
         self.events += self.port.settle()
 
     def until(self, condition: Callable[[], object], what: str) -> None:
-        end = time.monotonic() + SECONDS
-        while not condition():
-            assert time.monotonic() < end, f"never came true: {what}"
-            self.turn()
+        def met() -> object:
+            value = condition()
+            if not value:
+                self.turn()
+            return value
+
+        wait_for(what, met)
 
     def connect(self) -> Connection:
         client = Connection(str(self.path))
@@ -121,14 +124,14 @@ def test_a_request_is_answered_with_the_number_that_its_client_gave_it(stage: St
     for token in tokens:
         stage.port.acknowledge(token, [])
     assert stage.hear(one) == stage.hear(two) == Accepted(7)
-    stage.port.acknowledge(tokens[0], [])  # once is enough
+    stage.port.acknowledge(tokens[0], [])  # a second answer does nothing
     assert stage.port.pending == 0
 
 
 def test_a_message_that_can_be_read_and_means_nothing_is_answered_and_stops_nothing(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A newer client, or a message type that only half of the daemon knows."""
+    """A newer client may send one, or only half of the daemon may know a new type of message."""
     client = stage.greeted()
     with monkeypatch.context() as patch:
         patch.setattr(clients, "decode_client", lambda _: ProgressNote("a", 0.5))
@@ -139,7 +142,7 @@ def test_a_message_that_can_be_read_and_means_nothing_is_answered_and_stops_noth
 
 
 def test_the_next_connection_of_a_client_ends_the_one_before_unread(stage: Stage) -> None:
-    """What is on its way there was sent again, and is not to be taken for new."""
+    """Messages on the old connection were sent again, and must not be taken for new."""
     first, next_, other, nameless = (stage.connect() for _ in range(4))
     names = ((first, "mine"), (other, "another's"), (nameless, ""))
     for client, name in names:
@@ -149,7 +152,7 @@ def test_the_next_connection_of_a_client_ends_the_one_before_unread(stage: Stage
     stage.say(next_, Submit(1, [task(1)], resend=True))
     stage.until(lambda: stage.events, "the task is sent again")
     assert stage.events.pop(0).tasks == [task(1)]
-    with suppress(ConnectionError):  # it may be over by now
+    with suppress(ConnectionError):  # the first connection may be over by now
         stage.say(first, Submit(1, [task(1)]))
     stage.until(lambda: stage.is_over(first), "the first connection is over")
     assert not [event for event in stage.events if isinstance(event, events.TasksSubmitted)]
@@ -283,7 +286,7 @@ def test_one_who_does_not_take_what_it_is_owed_is_put_out_in_the_end(
     name = stage.event_of(client, Watch(["r0"])).peer
     stage.port.look_up(name, [str(number) for number in range(10)])
     (peer,) = stage.port.ready
-    stage.port._drained(peer.number)  # it has taken something else
+    stage.port._drained(peer.number)  # the peer has taken something else
     assert list(stage.port.ready) == [peer], "once, however often it reads"
     stage.port.look_up(name, ["one more"])
     stage.until(lambda: stage.is_over(client), "the end")

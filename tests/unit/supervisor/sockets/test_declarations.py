@@ -1,4 +1,4 @@
-"""What @task declares and a submit leaves out: sites, keys, and how old a result may be."""
+"""Declarations of @task that a submit leaves out: sites, keys, and ages of results."""
 
 from typing import Any
 
@@ -97,7 +97,7 @@ def test_a_task_sent_again_after_its_class_was_loaded_is_not_refused(muster: typ
     assert [each.rejected for each in answer if isinstance(each, actions.Acknowledge)] == [[]]
 
 
-# -- which number holds -----------------------------------------------------------------------
+# -- which age holds --------------------------------------------------------------------------
 
 
 class Ages:
@@ -116,13 +116,13 @@ class Ages:
         self.m.complete(1, lease)
 
     def lease(self, spec: TaskSpec) -> int | None:
-        """Of a task that has to run."""
+        """Submit a task; return its lease, or None if the task need not run."""
         answer = self.m.submit(spec)
         leases = [each.leases for each in answer if isinstance(each, actions.AssignLeases)]
         return leases[0][0].lease if leases else None
 
     def answers(self, seconds: float, **asked: int) -> bool:
-        """Whether a submit so long after that result is answered with it."""
+        """Tell whether a submit so many seconds after the result is answered with that result."""
         self.m.wait(int(seconds * SECOND_NS))
         return self.lease(TaskSpec("second", "p.x", b"", key="k", **asked)) is None
 

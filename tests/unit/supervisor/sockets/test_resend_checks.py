@@ -1,4 +1,4 @@
-"""Repeated submits that wait for the store: few are asked for, and none is kept for nobody."""
+"""Resent submits that wait for the store: few are looked up at once, none without a client."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ WALL = 10**18
 
 
 class Daemon:
-    """A store that answers when it is told to."""
+    """A daemon whose store answers when told to."""
 
     def __init__(self) -> None:
         self.fed: list[Any] = []
@@ -101,7 +101,7 @@ def test_few_are_with_the_store_at_a_time_and_all_in_their_order(
 
 
 def test_what_a_lost_connection_wanted_is_given_up(checks: ResendChecks, daemon: Daemon) -> None:
-    """However often clients come and go while the store is slow."""
+    """Clients may come and go as often as they like while the store is slow."""
     checks.check(submitted(0, b"stays"))
     for number in range(1, 5 * ASKED_MAX):
         peer = b"%d" % (number // 10)

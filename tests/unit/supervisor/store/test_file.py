@@ -1,4 +1,4 @@
-"""The store's file: old versions, corruption, and what is checked when."""
+"""The store's file: old versions, corruption, and when the file is checked."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ from musterd.supervisor.store.sqlite import SqliteStore
 
 WALL = 1_700_000_000_000_000_000
 
-# The tables as the first version made them: kept here as a file of that time would have them.
+# The tables as the first version made them, as a file of that time has them.
 VERSION_1 = """
 BEGIN;
 CREATE TABLE live (
@@ -60,7 +60,7 @@ def opened(path: Path, on_corrupt: str = "stop") -> Iterator[SqliteStore]:
 
 
 def open_and_close(path: Path, on_corrupt: str = "stop") -> None:
-    """Where it should be refused; if it is not, no thread may be left behind."""
+    """Open a store that should be refused; leave no thread behind if it is not refused."""
     SqliteStore(path, "full", on_corrupt).close()
 
 
@@ -78,7 +78,7 @@ def fill(path: Path, tasks: int = 200) -> None:
 
 
 def leave_log(path: Path) -> None:
-    """As a daemon does that was killed: nothing is closed."""
+    """Leave a log behind as a killed daemon does: nothing is closed."""
     child = os.fork()
     if child == 0:
         connection = sqlite3.connect(path, isolation_level=None)
@@ -95,7 +95,7 @@ def schema(path: Path) -> list[tuple[str, ...]]:
 
 
 def old_file(path: Path) -> None:
-    """What the first version left behind, with a task in each table."""
+    """Make a file as the first version left it, with a task in each table."""
     spec = encode(["id-1", "noop.run", b"\x80", 2, "", 0, -1, 0, 0])
     outcome = encode(["id-2", "failed", b"", ["error", "ValueError", "no", "", 0, 0], 2, 1000])
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
@@ -154,7 +154,7 @@ def test_before_a_migration_the_old_file_is_copied(path: Path) -> None:
     with closing(sqlite3.connect(copy)) as connection:
         assert store_schema.version_of(connection) == 1
         assert connection.execute("SELECT id FROM live").fetchall() == [("id-1",)]
-    with opened(path):  # and never again
+    with opened(path):  # the next start makes no copy
         pass
     assert names(path) == ["store.db", copy.name]
 
@@ -230,7 +230,7 @@ def test_after_that_no_start_makes_an_empty_store_unasked(path: Path) -> None:
     assert not path.exists()
     with opened(path, SET_ASIDE) as store:
         assert list(chain.from_iterable(store.recover(0, WALL))) == []
-    with opened(path):  # it is there now
+    with opened(path):  # the store exists now
         pass
 
 
@@ -285,7 +285,7 @@ def test_the_log_of_a_corrupt_file_goes_with_it_and_is_not_carried_over(path: Pa
     assert not path.with_name("store.db-wal").exists()
 
 
-# -- what is checked when ---------------------------------------------------------------------
+# -- when the file is checked -----------------------------------------------------------------
 
 
 @pytest.fixture
@@ -359,7 +359,7 @@ def test_outcomes_of_the_first_version_can_still_be_read() -> None:
 def test_a_log_without_its_store_is_kept_until_somebody_says_so(
     path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """SQLite removes the log of a file that is empty, and the last commits with it."""
+    """SQLite removes the log of an empty file, and the last commits with it."""
     beside = path.with_name("store.db-wal")
     beside.write_bytes(b"the last commits")
     with pytest.raises(StoreError, match=r"not there, but its log store\.db-wal is"):
@@ -384,7 +384,7 @@ def test_a_copy_that_waits_for_its_place_comes_before_what_was_corrupt_once(path
 
 
 def leave_journal(path: Path) -> None:
-    """As a daemon does that is killed while it gives a file its log: a half transaction."""
+    """Leave half a transaction behind, as a daemon that is killed while it gives a file its log."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
     child = os.fork()

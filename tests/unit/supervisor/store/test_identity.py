@@ -5,7 +5,7 @@ import os
 import shutil
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from itertools import chain
 from pathlib import Path
@@ -22,15 +22,9 @@ from musterd.supervisor.store.identity import ENDINGS, Index, Loss, Seen, judge,
 from musterd.supervisor.store.interface import FindTasks, StoreError, Withdraw
 from musterd.supervisor.store.sqlite import SqliteStore
 from musterd.supervisor.system.threads import ThreadWatch
+from support.waiting import wait_for
 
 DEADLINE_SECONDS = 30.0
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.002)
 
 
 def spec(number: int, size: int = 100) -> TaskSpec:
@@ -38,21 +32,33 @@ def spec(number: int, size: int = 100) -> TaskSpec:
 
 
 def write(store: SqliteStore, number: int, size: int = 100) -> None:
-    """A new task; completed when this returns."""
+    """Write a new task and wait for its commit."""
     store.write(Persist(number, [NewRecord(number, spec(number, size), 1, "noop")], [], []))
-    until(lambda: store.completed() == number, f"{number} is written: {store.problem()}")
+    wait_for(f"{number} is written: {store.problem()}", lambda: store.completed() == number)
+
+
+def wait_until_it_looked(store: SqliteStore, patch: pytest.MonkeyPatch) -> None:
+    """Wait for a whole look at the files: the first of three may have begun before."""
+    look, looks = store._files_are_ours, []
+
+    def counted() -> bool:
+        looks.append(look())
+        return looks[-1]
+
+    patch.setattr(store, "_files_are_ours", counted)
+    wait_for("it looks at its files", lambda: len(looks) > 2)
 
 
 def found(store: SqliteStore, *numbers: int) -> list[str]:
     token = object()
     store.ask(FindTasks([f"id-{number}" for number in numbers]), token)
     answers: list[Any] = []
-    until(lambda: answers.extend(store.found()) or answers, "it is answered")
+    wait_for("it is answered", lambda: answers.extend(store.found()) or answers)
     return [task.spec.id for task in answers[0][1]]
 
 
 def stored(path: Path) -> list[int]:
-    """The tasks that a start finds."""
+    """Return the tasks that a start finds."""
     with closing(SqliteStore(path, "full")) as store:
         return [task.seq for task in chain.from_iterable(store.recover(0, 1))]
 
@@ -82,7 +88,7 @@ def store(path: Path, watch: ThreadWatch) -> Iterator[SqliteStore]:
 
 
 def crash(store: SqliteStore, path: Path, copy: Path) -> list[int]:
-    """The tasks that a start would find if the daemon died now."""
+    """Return the tasks that a start would find if the daemon died now."""
     shutil.copytree(path.parent, copy)
     return stored(copy / path.name)
 
@@ -112,18 +118,19 @@ def test_what_is_removed_or_moved_is_written_anew(
     write(store, 7)
     outcome = Outcome("id-1", SUCCEEDED)
     store.write(Persist(8, [], [], [FinalRecord(1, spec(1), 1, outcome, 0)]))
-    until(lambda: store.completed() == 8, "an end is written")
+    wait_for("an end is written", lambda: store.completed() == 8)
     assert found(store, 1, 2, 7) == ["id-1", "id-2", "id-7"]
     store.close()
     assert stored(path) == [2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.usefixtures("quick")
 def test_it_is_noticed_while_nothing_is_written(
     store: SqliteStore, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path.unlink()
-    until(path.exists, "it is written anew")
-    until(lambda: "written anew" in caplog.text, "it is said")
+    wait_for("it is written anew", path.exists)
+    wait_for("it is said", lambda: "written anew" in caplog.text)
     assert store.problem() is None
 
 
@@ -165,23 +172,26 @@ def test_a_daemon_that_is_killed_before_the_copy_is_in_its_place_loses_nothing(
     assert copies == [[1, 2, 3, 4, 5]] * 3
 
 
-def test_a_directory_that_is_moved_away_is_waited_for(store: SqliteStore, path: Path) -> None:
+@pytest.mark.usefixtures("quick")
+def test_a_directory_that_is_moved_away_is_waited_for(
+    store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     away = path.parent.with_name("away")
     path.parent.rename(away)
     store.write(Persist(6, [NewRecord(6, spec(6), 1, "noop")], [], []))
-    until(lambda: "moved" in (store.write_problem() or ""), "it is told")
+    wait_for("it is told", lambda: "moved" in (store.write_problem() or ""))
     token = object()
     store.ask(Withdraw([6]), token)
-    until(lambda: (token, [6]) in store.found(), "it is in no file, and is refused")
+    wait_for("it is in no file, and is refused", lambda: (token, [6]) in store.found())
     store.write(Persist(7, [NewRecord(7, spec(7), 1, "noop")], [], []))
     path.parent.mkdir()  # a file system was mounted there, perhaps
-    time.sleep(2 * sqlite.LOOK_SECONDS)
+    wait_until_it_looked(store, monkeypatch)
     assert list(path.parent.iterdir()) == [], "nothing is written to a place that is not ours"
     assert store.completed() is None
     path.parent.rmdir()
     away.rename(path.parent)
-    until(lambda: store.completed() == 7, "it goes on")
-    until(lambda: store.problem() is None, "and says so")
+    wait_for("it goes on", lambda: store.completed() == 7)
+    wait_for("and says so", lambda: store.problem() is None)
     store.close()
     assert stored(path) == [1, 2, 3, 4, 5, 7]
 
@@ -196,10 +206,10 @@ def test_where_there_is_no_room_for_a_copy_it_is_tried_again(
     monkeypatch.setattr(sqlite, "rewrite", full)
     path.unlink()
     store.write(Persist(6, [NewRecord(6, spec(6), 1, "noop")], [], []))
-    until(lambda: "No space left" in (store.write_problem() or ""), "it is told")
+    wait_for("it is told", lambda: "No space left" in (store.write_problem() or ""))
     assert store.completed() is None
     monkeypatch.undo()
-    until(lambda: store.completed() == 6, "it goes on")
+    wait_for("it goes on", lambda: store.completed() == 6)
 
 
 @pytest.mark.parametrize("made_again", [False, True])
@@ -236,7 +246,7 @@ def test_a_store_in_a_directory_that_took_the_place_of_ours_is_left_alone(
 def test_a_copy_that_cannot_be_used_at_once_is_used_later(
     store: SqliteStore, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last page of the disk went into it, and there is none for its log."""
+    """The copy took the last page of the disk, and none is left for its log."""
     copies, rewrite = [], sqlite.rewrite
 
     def rewriting(*args: Any) -> int:
@@ -252,16 +262,17 @@ def test_a_copy_that_cannot_be_used_at_once_is_used_later(
         changed.setattr(sqlite, "rewrite", rewriting)
         path.unlink()
         store.write(Persist(6, [NewRecord(6, spec(6), 1, "noop")], [], []))
-        until(lambda: "disk is full" in (store.write_problem() or ""), "it is told")
-        until(path.exists, "the copy is there")
+        wait_for("it is told", lambda: "disk is full" in (store.write_problem() or ""))
+        wait_for("the copy is there", path.exists)
         time.sleep(0.1)
-    until(lambda: store.completed() == 6, f"it goes on: {store.problem()}")
+    wait_for(f"it goes on: {store.problem()}", lambda: store.completed() == 6)
     assert len(copies) == 1
     assert found(store, 1, 6) == ["id-1", "id-6"]
     store.close()
     assert stored(path) == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.usefixtures("quick")
 def test_an_older_copy_does_not_take_the_place_of_a_store_that_came_back(
     store: SqliteStore, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,10 +282,10 @@ def test_an_older_copy_does_not_take_the_place_of_a_store_that_came_back(
     with monkeypatch.context() as changed:
         changed.setattr(store_file, "set_aside", failing)
         path.rename(tmp_path / "moved")
-        until(lambda: "Input/output error" in (store.write_problem() or ""), "it is told")
+        wait_for("it is told", lambda: "Input/output error" in (store.write_problem() or ""))
         assert path.with_name("store.db.new").exists()
         (tmp_path / "moved").rename(path)
-        until(lambda: store.problem() is None, "it is back")
+        wait_for("it is back", lambda: store.problem() is None)
     write(store, 6)
     store.close()
     assert stored(path) == [1, 2, 3, 4, 5, 6]
@@ -291,8 +302,8 @@ def test_a_part_of_a_copy_does_not_lie_around(
 
 
 def ended(store: SqliteStore, watch: ThreadWatch) -> str:
-    """Why the store has given up."""
-    until(watch.problem, "the writer has ended")
+    """Wait until the store gives up; return why."""
+    wait_for("the writer has ended", watch.problem)
     with pytest.raises(LostStore) as caught:
         watch.check()
     assert "the daemon ends" in (store.write_problem() or "")
@@ -301,6 +312,7 @@ def ended(store: SqliteStore, watch: ThreadWatch) -> str:
     return str(caught.value)
 
 
+@pytest.mark.usefixtures("quick")
 def test_another_file_in_its_place_is_left_alone_and_ours_is_saved(
     store: SqliteStore, path: Path, watch: ThreadWatch, tmp_path: Path
 ) -> None:
@@ -318,14 +330,19 @@ def test_another_file_in_its_place_is_left_alone_and_ours_is_saved(
     assert stored(path) == [1, 2], "our log is not taken for that of the other file"
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("size", [0, 4096, 10_000])
 def test_a_file_that_was_cut_ends_the_store_and_is_found_at_the_next_start(
-    store: SqliteStore, path: Path, watch: ThreadWatch, size: int
+    store: SqliteStore,
+    path: Path,
+    watch: ThreadWatch,
+    monkeypatch: pytest.MonkeyPatch,
+    size: int,
 ) -> None:
     with closing(sqlite3.connect(path)) as other:  # as a checkpoint does now and then
         other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    until(lambda: path.stat().st_size > 10_000, "all is in the file")
-    time.sleep(2 * sqlite.LOOK_SECONDS)  # it has been seen
+    wait_for("all is in the file", lambda: path.stat().st_size > 10_000)
+    wait_until_it_looked(store, monkeypatch)
     os.truncate(path, size)
     reason = ended(store, watch)
     assert f"cut to {size} bytes" in reason
@@ -333,6 +350,7 @@ def test_a_file_that_was_cut_ends_the_store_and_is_found_at_the_next_start(
         SqliteStore(path, "full").close()
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_log_that_was_cut_ends_the_store(
     store: SqliteStore, path: Path, watch: ThreadWatch
 ) -> None:
@@ -344,14 +362,14 @@ def test_a_log_that_was_cut_is_noticed_before_the_next_commit_makes_it_long_agai
     store: SqliteStore, path: Path, watch: ThreadWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "LOOK_SECONDS", DEADLINE_SECONDS)
-    write(store, 6)  # it has looked
+    write(store, 6)  # the store has looked at its files
     os.truncate(path.with_name("store.db-wal"), 0)
     store.write(Persist(7, [NewRecord(7, spec(7), 1, "noop")], [], []))
     assert "store.db-wal was cut to 0 bytes" in ended(store, watch)
     assert store.completed() is None
 
 
-# -- what is no loss ----------------------------------------------------------------------------
+# -- harmless changes ---------------------------------------------------------------------------
 
 
 def test_what_others_may_do_to_a_store_in_use_is_no_loss(

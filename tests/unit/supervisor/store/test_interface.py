@@ -8,7 +8,7 @@ import sqlite3
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -47,6 +47,7 @@ from musterd.supervisor.store.interface import (
 from musterd.supervisor.store.memory import MemoryStore
 from musterd.supervisor.store.rows import SHORT_BYTES_MAX
 from musterd.supervisor.store.sqlite import SqliteStore
+from support.waiting import wait_for
 
 DEADLINE_SECONDS = 30.0
 SECOND = 1_000_000_000
@@ -84,15 +85,8 @@ def persist(
     return Persist(ticket, added or [], changed or [], finished or [])
 
 
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.002)
-
-
-def wait_for(store: Store, ticket: int) -> None:
-    """Through the descriptor, as the daemon does."""
+def wait_for_ticket(store: Store, ticket: int) -> None:
+    """Wait for a ticket through the descriptor, as the daemon does."""
     if store.immediate:
         assert store.completed() == ticket
         return
@@ -107,7 +101,7 @@ def wait_for(store: Store, ticket: int) -> None:
 
 def write(store: Store, record: Persist) -> None:
     store.write(record)
-    wait_for(store, record.ticket)
+    wait_for_ticket(store, record.ticket)
 
 
 def answer(store: Store, token: object) -> list[StoredTask]:
@@ -171,7 +165,7 @@ def recovered(path: Path, *, now_ns: int = HOUR, wall_ns: int = WALL) -> list[Re
 
 @contextmanager
 def held_up(path: Path) -> Iterator[None]:
-    """Another program holds the write lock, so that what is written meanwhile waits."""
+    """Hold the write lock as another program does, so that writes wait meanwhile."""
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         yield
@@ -261,7 +255,7 @@ def test_trim_forgets_old_results_and_no_live_task(any_store: Store) -> None:
     write(any_store, persist(3, finished=[final(21)]))
     assert len(listed(any_store)) == 21
     any_store.trim(0, MANY)
-    until(lambda: listed(any_store) == [], "old results are gone")
+    wait_for("old results are gone", lambda: listed(any_store) == [])
     assert [task.spec.id for task in find(any_store, "id-5", "id-22")] == ["id-22"]
 
 
@@ -336,8 +330,8 @@ def test_delay_and_expiry_go_on_by_the_wall_clock(path: Path) -> None:
 
     assert times(WALL + 20 * SECOND) == (5 * HOUR + 40 * SECOND, 6 * HOUR - 20 * SECOND)
     assert times(WALL + 61 * SECOND) == (0, 6 * HOUR - 61 * SECOND)
-    assert times(WALL + DAY) == (0, 5 * HOUR)  # expired while nobody was there
-    # A clock that was set back by a day does not make anything wait longer than it was told to.
+    assert times(WALL + DAY) == (0, 5 * HOUR)  # expired while no daemon ran
+    # A clock that was set back by a day makes no task wait longer than it was told to.
     assert times(WALL - DAY) == (5 * HOUR + 60 * SECOND, 6 * HOUR)
 
 
@@ -359,7 +353,7 @@ def test_the_greatest_seq_is_known_after_its_task_is_gone(path: Path) -> None:
         write(store, persist(1, [new(1), new(41)]))
         write(store, persist(2, finished=[final(41)]))
         store.trim(0, MANY)
-        until(lambda: listed(store) == [], "trimmed")
+        wait_for("trimmed", lambda: listed(store) == [])
     with reopened(path) as store:
         assert store.last_seq() >= 41
         write(store, persist(1, [new(50)], finished=[final(50)]))
@@ -383,18 +377,18 @@ def test_a_row_that_cannot_be_decoded_does_not_keep_the_others_away(
         assert [task.seq for task in find(store, "id-1", "id-2", "id-3")] == [2]
 
 
-# -- groups -----------------------------------------------------------------------------------
+# -- group commits ----------------------------------------------------------------------------
 
 
 def test_what_waits_goes_into_one_transaction(store: SqliteStore, path: Path) -> None:
     write(store, persist(1, [new(1)]))
     with held_up(path):
         store.write(persist(2, [new(2)]))
-        until(lambda: store._writes.qsize() == 0, "the writer took the first and waits")
+        wait_for("the writer took the first and waits", lambda: store._writes.qsize() == 0)
         for ticket in range(3, 103):
             store.write(persist(ticket, [new(ticket)]))
-    wait_for(store, 102)
-    # The first; the one that was held up, with what came in time for it; all the others.
+    wait_for_ticket(store, 102)
+    # Commits: the first page; the one that was held up, with all in time for it; the others.
     assert 2 <= store.commits <= 3
     assert len(list(chain.from_iterable(store.recover(0, WALL)))) == 102
 
@@ -408,7 +402,7 @@ def test_a_patient_page_is_written_with_the_next_one(
         time.sleep(0.05)
         assert store.completed() is None
         store.write(persist(2, finished=[final(1)]))
-        wait_for(store, 2)
+        wait_for_ticket(store, 2)
         assert store.commits == 1
 
 
@@ -419,7 +413,7 @@ def test_a_patient_page_does_not_wait_for_long(
     with closing(SqliteStore(tmp_path / "store.db", "full")) as store:
         write(store, msgspec.structs.replace(persist(1, [new(1)]), patient=True))
         store.write(msgspec.structs.replace(persist(2, [new(2)]), patient=True))
-    with closing(SqliteStore(tmp_path / "store.db", "full")) as store:  # closed meanwhile
+    with closing(SqliteStore(tmp_path / "store.db", "full")) as store:  # close() wrote the page
         assert store.unfinished() == 2
 
 
@@ -430,7 +424,7 @@ def test_a_large_backlog_is_cut_into_groups(
     with held_up(path):
         for ticket in range(1, 101):
             store.write(persist(ticket, [new(ticket)]))
-    wait_for(store, 100)
+    wait_for_ticket(store, 100)
     assert 10 <= store.commits <= 11
     assert len(list(chain.from_iterable(store.recover(0, WALL)))) == 100
 
@@ -455,11 +449,11 @@ def test_added_changed_and_finished_within_one_group_ends_finished(
 ) -> None:
     with held_up(path):
         store.write(persist(1))
-        until(lambda: store._writes.qsize() == 0, "the writer took the first")
+        wait_for("the writer took the first", lambda: store._writes.qsize() == 0)
         store.write(persist(2, [new(1), new(2)]))
         store.write(persist(3, changed=[LiveRecord(n, 1, 0, 0, 0, True) for n in (1, 2)]))
         store.write(persist(4, changed=[LiveRecord(2, 2, 0, 0, 0, False)], finished=[final(1)]))
-    wait_for(store, 4)
+    wait_for_ticket(store, 4)
     (live,) = list(chain.from_iterable(store.recover(0, WALL)))
     assert (live.seq, live.attempt, live.begun) == (2, 2, False)
     assert [task.state for task in find(store, "id-1", "id-2")] == [SUCCEEDED, QUEUED]
@@ -481,12 +475,12 @@ def test_an_id_that_is_taken_is_reported_and_the_rest_is_written(
     assert store.problem() is None
 
 
-# -- trouble ----------------------------------------------------------------------------------
+# -- problems ---------------------------------------------------------------------------------
 
 
 @contextmanager
 def no_file_may_grow(limit_bytes: int) -> Iterator[None]:
-    """The kernel refuses writes beyond this size: a real failing write(2), as on a full disk."""
+    """Let the kernel refuse writes beyond this size: a real failing write(2), as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
     try:
@@ -495,25 +489,27 @@ def no_file_may_grow(limit_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.usefixtures("quick")
 def test_what_cannot_be_written_waits_and_is_written_when_it_can(
     store: SqliteStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     write(store, persist(1, [new(1)]))
     with no_file_may_grow(256 * 1024):
         store.write(persist(2, [new(2, args=b"x" * 1_000_000)]))
-        until(lambda: store.problem() is not None, "the problem is told")
+        wait_for("the problem is told", lambda: store.problem() is not None)
         store.write(persist(3, [new(3)]))
         assert store.completed() is None
         problem = store.problem()
         assert problem is not None
         assert "store.db" in problem
         assert [task.spec.id for task in find(store, "id-1", "id-2")] == ["id-1"]
-    wait_for(store, 3)
-    until(lambda: store.problem() is None, "the problem is over")
+    wait_for_ticket(store, 3)
+    wait_for("the problem is over", lambda: store.problem() is None)
     assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [1, 2, 3]
     assert caplog.text.count("store fails") == 1
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_group_that_fails_halfway_leaves_nothing_behind(store: SqliteStore, path: Path) -> None:
     write(store, persist(1, [new(1)]))
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
@@ -523,11 +519,11 @@ def test_a_group_that_fails_halfway_leaves_nothing_behind(store: SqliteStore, pa
                 " BEGIN SELECT RAISE(ABORT, 'no'); END"
             )
         store.write(persist(2, [new(2)], finished=[final(1)]))
-        until(lambda: store.problem() is not None, "the group was refused")
+        wait_for("the group was refused", lambda: store.problem() is not None)
         assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [1]
         other.execute("DROP TRIGGER no_finished")
         other.execute("DROP TRIGGER no_results")
-    wait_for(store, 2)
+    wait_for_ticket(store, 2)
     assert [task.seq for task in chain.from_iterable(store.recover(0, WALL))] == [2]
     assert store.conflicts == 0
 
@@ -574,12 +570,12 @@ def test_purges_and_trims_that_wait_are_limited(
 
     monkeypatch.setattr(store_writer.Writer, "trim_slice", hold)
     store.trim(None, 1)
-    until(lambda: len(taken) == 1, "the writer is at work")
+    wait_for("the writer is at work", lambda: len(taken) == 1)
     for keep_max in range(2, 10):
         store.trim(None, keep_max)
     assert len(store._trims) == sqlite.TRIMS_WAITING_MAX
     held.set()
-    until(lambda: not store._trims, "the trims are over")
+    wait_for("the trims are over", lambda: not store._trims)
     assert taken == [(None, 1), (None, 9)]
 
 
@@ -591,7 +587,7 @@ def test_a_search_of_lists_has_an_end(store: SqliteStore, monkeypatch: pytest.Mo
     write(store, persist(1, finished=ends))
     assert listed(store) == ["id-5", "id-4", "id-3"]
     assert listed(store, None, "browser") == []
-    assert listed(store, FAILED) == ["id-1"]  # however long ago: those that succeeded do not count
+    assert listed(store, FAILED) == ["id-1"]  # however long ago: tasks that succeeded do not count
     assert listed(store, FAILED, "browser") == ["id-1"]
 
 
@@ -611,13 +607,13 @@ def test_a_trim_takes_small_slices_and_goes_on_to_the_end(store: SqliteStore) ->
     rows = 2 * store_writer.SLICE_ROWS + 500
     write(store, persist(1, finished=[final(n) for n in range(1, rows + 1)]))
     store.trim(0, MANY)
-    until(lambda: listed(store) == [], "all slices are done")
+    wait_for("all slices are done", lambda: listed(store) == [])
 
 
 def test_a_trim_keeps_pace_with_what_ends_meanwhile(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It once forgot a thousand after each commit, of however many: the store grew without end."""
+    """A trim once forgot only a thousand tasks after each commit: the store grew without end."""
     slice_, asked = store_writer.Writer.trim_slice, []
 
     def note(writer: store_writer.Writer, keep_ns: int, keep_max: int, rows: int) -> int:
@@ -630,7 +626,7 @@ def test_a_trim_keeps_pace_with_what_ends_meanwhile(
     write(store, persist(1, finished=[final(n) for n in range(1, many + 1)]))
     store._trims.append((0, MANY))
     write(store, persist(2, finished=[final(n) for n in range(many + 1, 2 * many + 1)]))
-    until(lambda: listed(store) == [], "all is forgotten")
+    wait_for("all is forgotten", lambda: listed(store) == [])
     rows, deleted = asked[0]
     assert rows == sqlite.TRIM_PACE * many
     assert deleted > many
@@ -647,10 +643,10 @@ def test_results_of_a_wrong_clock_are_as_good_as_others(
         other.commit()
     write(store, persist(2, finished=[final(2)]))
     store.trim(DAY, MANY)
-    until(lambda: not store._trims, "the trim is over")
+    wait_for("the trim is over", lambda: not store._trims)
     assert listed(store) == ["id-2", "id-1"], "it is as good as the other, and dated like it"
     store.trim(0, MANY)
-    until(lambda: listed(store) == [], "they are forgotten together")
+    wait_for("they are forgotten together", lambda: listed(store) == [])
 
 
 def test_without_a_time_to_keep_only_the_number_counts(any_store: Store) -> None:
@@ -659,10 +655,10 @@ def test_without_a_time_to_keep_only_the_number_counts(any_store: Store) -> None
     write(any_store, Persist(4, [], [], [], [Fact("state", "short", b"x", 1)]))
     any_store.trim(None, MANY)
     any_store.trim(None, 2)
-    until(lambda: len(listed(any_store)) == 2, "the oldest is forgotten")
+    wait_for("the oldest is forgotten", lambda: len(listed(any_store)) == 2)
     assert listed(any_store) == ["id-3", "id-2"]
     if isinstance(any_store, SqliteStore):
-        until(lambda: not any_store._trims, "the trim is over")
+        wait_for("the trim is over", lambda: not any_store._trims)
         with closing(sqlite3.connect(any_store._path)) as other:
             assert other.execute("SELECT key FROM facts").fetchall() == [("short",)]
     else:
@@ -674,7 +670,7 @@ def test_a_clock_that_was_set_back_hides_no_task(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(store, persist(1, [new(n) for n in range(1, 20)]))
-    monkeypatch.setattr(task_batches, "latest_id", lambda: "0")  # 1970
+    monkeypatch.setattr(task_batches, "latest_id", lambda: "0")  # as if in 1970
     assert [task.spec.id for task in find(store, "id-1", "id-9")] == ["id-1", "id-9"]
     store.ask(ReadQueued(["id-1", "id-9"]), "page")
     page = answer(store, "page")

@@ -1,10 +1,10 @@
-"""What the stores remember besides tasks and results: facts, failed attempts, second lives."""
+"""Records of the stores besides tasks and results: facts, failed attempts, second lives."""
 
 import resource
 import select
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -49,6 +49,7 @@ from musterd.supervisor.store.interface import (
     Withdraw,
 )
 from musterd.supervisor.store.sqlite import SqliteStore
+from support.waiting import wait_for
 
 DEADLINE_SECONDS = 30.0
 SECOND = 1_000_000_000
@@ -79,14 +80,14 @@ def failed(number: int, ordinal: int, **fields: str) -> AttemptRecord:
 
 
 class Page:
-    """Makes pages with tickets of their own."""
+    """A maker of pages with tickets of their own."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.ticket = 0
 
     def put(self, **fields: object) -> None:
-        """Hand it over and do not wait."""
+        """Hand a page over without waiting."""
         self.ticket += 1
         values: dict[str, object] = {"added": [], "changed": [], "finished": []}
         self._store.write(Persist(self.ticket, **(values | fields)))  # type: ignore[arg-type]
@@ -134,13 +135,6 @@ def messages(store: Store, id_: str) -> list[str]:
 
 def purge(store: Store, ids: list[str] | None, before_ns: int = LATER) -> Purged:
     return answered(store, Purge(ids, before_ns))
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.002)
 
 
 def rows(path: Path, table: str) -> int:
@@ -201,7 +195,7 @@ def test_the_last_word_about_a_fact_counts(store: Store, page: Page) -> None:
 def test_a_fact_that_has_ended_is_not_found(store: Store, page: Page) -> None:
     page.write(facts=[Fact("x", "short", b"1", 1), Fact("x", "long", b"2", 3600 * SECOND)])
     page.write(facts=[Fact("x", "endless", b"3", 2**62)])
-    until(lambda: fact(store, "x", "short") is None, "its time is over")
+    wait_for("its time is over", lambda: fact(store, "x", "short") is None)
     assert store.facts("x") == [("endless", b"3"), ("long", b"2")]
 
 
@@ -209,7 +203,7 @@ def test_facts_survive_and_ended_ones_are_trimmed(path: Path) -> None:
     with reopened(path) as store:
         Page(store).write(facts=[Fact("x", "short", b"1", 1), Fact("x", "long", b"2")])
         store.trim(3600 * SECOND, MANY)
-        until(lambda: rows(path, "facts") == 1, "the ended one is gone from the file")
+        wait_for("the ended one is gone from the file", lambda: rows(path, "facts") == 1)
     with reopened(path) as store:
         assert store.facts("x") == [("long", b"2")]
 
@@ -261,7 +255,7 @@ def test_attempts_go_when_their_task_is_trimmed(path: Path) -> None:
         page.write(added=[new(1), new(2)], failed=[failed(1, 1), failed(2, 1)])
         page.write(finished=[final(1)])
         store.trim(0, MANY)
-        until(lambda: not find(store, "id-1"), "the finished one is gone")
+        wait_for("the finished one is gone", lambda: not find(store, "id-1"))
         assert rows(path, "attempts") == 1
         assert messages(store, "id-2") == ["error 1"]
 
@@ -272,16 +266,16 @@ def test_attempts_go_when_their_task_is_trimmed(path: Path) -> None:
 def test_the_newest_results_are_kept_up_to_their_number(store: Store, page: Page) -> None:
     page.write(finished=[final(n) for n in range(1, 31)])
     store.trim(3600 * SECOND, 10)
-    until(lambda: not find(store, "id-20"), "the older ones are gone")
+    wait_for("the older ones are gone", lambda: not find(store, "id-20"))
     assert len(find(store, *[f"id-{n}" for n in range(1, 31)])) == 10
     store.trim(3600 * SECOND, 0)
-    until(lambda: not find(store, "id-30"), "all are gone")
+    wait_for("all are gone", lambda: not find(store, "id-30"))
 
 
 def test_a_trim_asked_for_during_another_one_is_not_forgotten(
     durable: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second is asked for in the very moment in which the first finds nothing more to do."""
+    """The second trim is asked for at the moment when the first finds nothing more to do."""
     page = Page(durable)
     page.write(finished=[final(n) for n in range(1, 4)])
     slice_ = store_writer.Writer.trim_slice
@@ -296,7 +290,7 @@ def test_a_trim_asked_for_during_another_one_is_not_forgotten(
 
     monkeypatch.setattr(store_writer.Writer, "trim_slice", ask_meanwhile)
     durable.trim(3600 * SECOND, MANY)
-    until(lambda: not find(durable, "id-3"), "the second trim is done")
+    wait_for("the second trim is done", lambda: not find(durable, "id-3"))
     assert asked == [0]
 
 
@@ -340,9 +334,9 @@ def test_a_reopened_task_that_ends_within_the_same_group_is_finished_once(
     page.write(added=[new(1)])
     page.write(finished=[final(1)])
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")  # the writer waits, and takes all that comes meanwhile
+        other.execute("BEGIN IMMEDIATE")  # the writer waits, then takes all pages that came
         page.put()
-        until(lambda: durable._writes.qsize() == 0, "the writer took the first")
+        wait_for("the writer took the first", lambda: durable._writes.qsize() == 0)
         page.put(added=[new(2, 1)], reopened=[ReopenRecord("id-1", 1, 2)])
         page.put(finished=[final(2, CANCELLED, 1)])
     page.wait()
@@ -352,7 +346,7 @@ def test_a_reopened_task_that_ends_within_the_same_group_is_finished_once(
 
 
 def test_a_task_that_ends_while_it_is_looked_up_is_found_all_the_same(path: Path) -> None:
-    """It goes from one table to the other between two looks."""
+    """The task goes from one table to the other between two looks."""
     with closing(SqliteStore(path, "full")) as store, closing(connect(path)) as reader:
         page = Page(store)
         page.write(added=[new(1)])
@@ -422,7 +416,7 @@ def test_only_what_failed_before_is_purged(store: Store, page: Page) -> None:
 
 @contextmanager
 def no_file_may_grow(limit_bytes: int) -> Iterator[None]:
-    """The kernel refuses writes beyond this size: a real failing write(2), as on a full disk."""
+    """Let the kernel refuse writes beyond this size: a real failing write(2), as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, hard))
     try:
@@ -441,6 +435,7 @@ def test_what_is_written_cannot_be_withdrawn(store: Store, page: Page) -> None:
     assert len(find(store, "id-1", "id-2")) == 2
 
 
+@pytest.mark.usefixtures("quick")
 def test_what_is_not_written_yet_is_withdrawn_and_never_written(
     durable: SqliteStore, path: Path
 ) -> None:
@@ -449,12 +444,12 @@ def test_what_is_not_written_yet_is_withdrawn_and_never_written(
     big = NewRecord(2, TaskSpec("id-2", "parser.extract", b"x" * 1_000_000), WALL, "parser")
     with no_file_may_grow(256 * 1024):
         page.put(added=[big])
-        until(lambda: durable.write_problem() is not None, "the problem is told")
+        wait_for("the problem is told", lambda: durable.write_problem() is not None)
         page.put(added=[new(3), new(4)], failed=[failed(1, 1)])
         assert withdraw(durable, 1, 2, 3) == [2, 3]
         assert durable.completed() is None
     page.wait()
-    until(lambda: durable.write_problem() is None, "the problem is over")
+    wait_for("the problem is over", lambda: durable.write_problem() is None)
     assert [task.spec.id for task in find(durable, *[f"id-{n}" for n in range(1, 5)])] == [
         "id-1",
         "id-4",
@@ -464,6 +459,7 @@ def test_what_is_not_written_yet_is_withdrawn_and_never_written(
     assert [task.seq for task in chain.from_iterable(durable.recover(0, WALL))] == [1, 4, 5]
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_withdrawn_second_life_leaves_the_first_one_as_it_was(durable: SqliteStore) -> None:
     page = Page(durable)
     page.write(added=[new(1)], failed=[failed(1, 1)])
@@ -471,7 +467,7 @@ def test_a_withdrawn_second_life_leaves_the_first_one_as_it_was(durable: SqliteS
     with no_file_may_grow(0):
         record = ReopenRecord("id-1", 1, 2)
         page.put(added=[new(2, 1)], reopened=[record], facts=[Fact("x", "a", b"1")])
-        until(lambda: durable.write_problem() is not None, "the problem is told")
+        wait_for("the problem is told", lambda: durable.write_problem() is not None)
         assert withdraw(durable, 2) == [2]
     page.wait()
     assert fact(durable, "x", "a") == b"1"
@@ -479,6 +475,7 @@ def test_a_withdrawn_second_life_leaves_the_first_one_as_it_was(durable: SqliteS
     assert (task.seq, task.state, len(task.attempts)) == (1, FAILED, 1)
 
 
+@pytest.mark.usefixtures("quick")
 def test_room_is_proved_before_the_problem_is_said_to_be_over(
     durable: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -496,19 +493,20 @@ def test_room_is_proved_before_the_problem_is_said_to_be_over(
     monkeypatch.setattr(store_writer.Writer, "probe", noted)
     with no_file_may_grow(0):
         page.put(added=[new(2)])
-        until(lambda: durable.write_problem() is not None, "the problem is told")
+        wait_for("the problem is told", lambda: durable.write_problem() is not None)
         assert withdraw(durable, 2) == [2]
-        until(lambda: len(probes) > 1, "it was tried more than once")
+        wait_for("it was tried more than once", lambda: len(probes) > 1)
         assert durable.write_problem() is not None
     page.wait()
-    until(lambda: durable.write_problem() is None, "the problem is over")
+    wait_for("the problem is over", lambda: durable.write_problem() is None)
     assert probes[-1]
     assert durable.facts(store_writer.PROBE) == []
 
 
+@pytest.mark.usefixtures("quick")
 def test_an_idle_store_finds_out_by_itself_that_there_is_room_again(durable: SqliteStore) -> None:
     Page(durable).write(finished=[final(1)])
     with no_file_may_grow(0):
-        durable.trim(0, MANY)  # fails, and is not tried again before the next one
-        until(lambda: durable.write_problem() is not None, "the problem is told")
-    until(lambda: durable.write_problem() is None, "the problem is over")
+        durable.trim(0, MANY)  # fails, and is not tried again before the next trim
+        wait_for("the problem is told", lambda: durable.write_problem() is not None)
+    wait_for("the problem is over", lambda: durable.write_problem() is None)

@@ -1,4 +1,4 @@
-"""Questions to the store: who is refused where too many wait, and who is told where none comes."""
+"""Requests to the store: refused while too many wait, and failed when no answer can come."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +21,7 @@ from musterd.supervisor.store.requests import StoreRequests
 
 
 class BusyStore:
-    """Has no room for a question until it is let go."""
+    """A store that has no room for a question while it is busy."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
@@ -45,7 +45,7 @@ def store() -> BusyStore:
 
 @pytest.fixture
 def full(store: BusyStore) -> StoreRequests:
-    """As many wait as may."""
+    """Return requests of which as many wait as may."""
     made = StoreRequests(store)  # type: ignore[arg-type]
     for number in range(requests.WAITING_MAX):
         assert not made.full
@@ -101,7 +101,7 @@ def test_who_comes_when_there_is_room_again_is_served(
 
 
 def test_a_resend_fails_when_far_too_many_requests_wait(store: BusyStore) -> None:
-    """Only the core asks without looking at `full`, and its own questions are never lost."""
+    """Only the core asks without looking at `full`; the core's own questions are never lost."""
     asked = StoreRequests(store)  # type: ignore[arg-type]
     failed: list[int] = []
     for number in range(requests.WAITING_LAST + 2):

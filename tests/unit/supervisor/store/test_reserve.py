@@ -1,4 +1,4 @@
-"""Room on the disk for what is under way when it gets full."""
+"""Disk space for the tasks under way when the disk gets full."""
 
 import os
 from pathlib import Path

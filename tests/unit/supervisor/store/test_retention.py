@@ -1,4 +1,4 @@
-"""When the store forgets."""
+"""When the store forgets ended tasks."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from musterd.supervisor.store.retention import ENDED_MAX, INTERVAL_NS, Trimming
 
 
 class Counting:
-    """A store of which only the number of ended tasks is known."""
+    """A store that knows only the number of its ended tasks."""
 
     def __init__(self) -> None:
         self.ended = 7

@@ -1,4 +1,4 @@
-"""Tasks that come and go together share rows of the store: where each of them is, and when."""
+"""Tasks that come and go together share rows of the store: where each task is, and when."""
 
 import logging
 import select
@@ -42,8 +42,8 @@ from musterd.supervisor.store.task_batches import (
     latest_id,
     queued_rows_of,
 )
+from support.waiting import wait_for
 
-DEADLINE_SECONDS = 30.0
 SECOND_NS = 1_000_000_000
 
 
@@ -60,7 +60,7 @@ def end(new: NewRecord, state: str = SUCCEEDED, value: bytes = b"\xc0") -> Final
 
 
 class Book:
-    """A store, and what is written to it, ticket by ticket."""
+    """A store that is written ticket by ticket."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -71,22 +71,25 @@ class Book:
         self._ticket += 1
         values: dict[str, Any] = {"added": [], "changed": [], "finished": []}
         self.store.write(Persist(self._ticket, **(values | fields)))
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while expect and self.store.completed() != self._ticket:
-            assert time.monotonic() < deadline, self.store.problem()
-            select.select([self.store.fileno()], [], [], 0.1)
+        if expect:
+            wait_for("it is written", lambda: self._completed() == self._ticket)
+
+    def _completed(self) -> int | None:
+        """Through the descriptor, as the daemon does."""
+        select.select([self.store.fileno()], [], [], 0.1)
+        return self.store.completed()
 
     def ask(self, query: Query[A]) -> A:
         token = object()
         assert self.store.ask(query, token)
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while time.monotonic() < deadline:
-            select.select([self.store.fileno()], [], [], 0.1)
-            self.store.completed()
-            for each, answer in self.store.found():
-                assert each is token
-                return answer  # type: ignore[return-value]
-        raise AssertionError("no answer")
+
+        def found() -> list[tuple[object, Any]]:
+            self._completed()
+            return self.store.found()
+
+        ((asked, answer),) = wait_for("it is answered", found)
+        assert asked is token
+        return answer  # type: ignore[no-any-return]
 
     def find(self, *ids: str) -> list[StoredTask]:
         return self.ask(FindTasks(list(ids)))
@@ -112,7 +115,7 @@ class Book:
         self._ticket = 0
 
     def recovered(self) -> list[Recovered]:
-        """As after a kill: what is in the files now."""
+        """Return the tasks in the files now, as a start after a kill finds them."""
         return list(chain.from_iterable(self.store.recover(0, time.time_ns())))
 
     def rows(self, table: str) -> int:
@@ -131,7 +134,7 @@ def some(count: int, first: int = 1, **fields: Any) -> list[NewRecord]:
     return [task(seq, **fields) for seq in range(first, first + count)]
 
 
-# -- where they are -------------------------------------------------------------------------------
+# -- where tasks are ------------------------------------------------------------------------------
 
 
 def test_tasks_that_come_together_share_rows_and_few_do_not(book: Book) -> None:
@@ -215,6 +218,7 @@ def test_the_greatest_seq_is_known_though_no_row_was_written(book: Book) -> None
     assert book.store.last_seq() >= noted + 20, "and again, behind those that were noted ahead"
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_commit_that_fails_changes_nothing_of_the_batches(book: Book) -> None:
     tasks = some(20)
     book.write(added=tasks)
@@ -226,14 +230,11 @@ def test_a_commit_that_fails_changes_nothing_of_the_batches(book: Book) -> None:
             "CREATE TRIGGER too BEFORE INSERT ON sheet_masks BEGIN SELECT RAISE(ABORT, 'no'); END"
         )
         book.write(expect=False, added=some(20, 21), finished=[end(tasks[0]), end(tasks[1])])
-        deadline = time.monotonic() + DEADLINE_SECONDS
-        while book.store.problem() is None:
-            assert time.monotonic() < deadline
+        wait_for("the problem is told", book.store.problem)
         assert len(book.recovered()) == 20
         other.execute("DROP TRIGGER too")
         other.execute("DROP TRIGGER no")
-    while book.store.completed() is None:
-        assert time.monotonic() < deadline
+    wait_for("it is written", book.store.completed)
     assert [each.seq for each in book.recovered()] == list(range(3, 41))
     book.write(finished=[end(new) for new in tasks[2:]])
     assert [each.seq for each in book.recovered()] == list(range(21, 41))
@@ -260,7 +261,7 @@ def test_finding_an_id_takes_no_longer_where_more_batches_are_behind_it(book: Bo
     book.write(added=first)
 
     def steps() -> int:
-        """Of SQLite's machine, in tens."""
+        """Return the steps of SQLite's machine, in tens."""
         count = 0
 
         def step() -> int:
@@ -368,13 +369,10 @@ def test_old_results_are_forgotten_with_their_ids(book: Book) -> None:
         tasks = some(300, 1 + 300 * part)
         book.write(finished=[end(new) for new in tasks])
     book.store.trim(3600 * SECOND_NS, 300)
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while book.rows("result_ids") > 300 + BATCH_TASKS:
-        assert time.monotonic() < deadline, book.rows("result_ids")
+    wait_for("old ids are gone", lambda: book.rows("result_ids") <= 300 + BATCH_TASKS)
     assert 300 <= len(book.finished()) <= 300 + BATCH_TASKS
     book.store.trim(0, 10**6)
-    while book.rows("result_ids") or book.rows("results"):
-        assert time.monotonic() < deadline
+    wait_for("all are gone", lambda: not (book.rows("result_ids") or book.rows("results")))
     assert book.states(*tasks[:2]) == ["unknown", "unknown"]
 
 
@@ -399,13 +397,11 @@ def test_a_few_that_wait_for_long_get_rows_and_the_batch_goes(
     book.write(added=tasks)
     book.write(finished=[end(new) for new in tasks[3:]])
     book.store.trim(3600 * SECOND_NS, 10**6)
-    book.write(changed=[LiveRecord(999, 0, 0, 0, 0, False)])  # behind the trim
+    book.write(changed=[LiveRecord(999, 0, 0, 0, 0, False)])  # comes after the trim
     assert book.rows("sheets") == 1
     monkeypatch.setattr(task_batches, "OLD_NS", 0)
     book.store.trim(3600 * SECOND_NS, 10**6)
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while book.rows("sheets"):
-        assert time.monotonic() < deadline
+    wait_for("the batch is gone", lambda: not book.rows("sheets"))
     assert (book.rows("live"), book.rows("sheet_masks")) == (3, 0)
     assert [each.spec for each in book.recovered()] == [new.spec for new in tasks[:3]]
     book.write(finished=[end(new) for new in tasks[:3]])
@@ -431,9 +427,7 @@ def test_a_batch_that_cannot_be_read_is_left_and_the_others_are_found(
     book.write(finished=[end(new) for new in tasks[100 : BATCH_TASKS + 100]])
     book.write(changed=[LiveRecord(2, 1, 0, 0, 0, True)])
     book.store.trim(0, 0)
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while book.rows("sheets") > 1 or book.rows("results"):
-        assert time.monotonic() < deadline
+    wait_for("the rest is gone", lambda: book.rows("sheets") == 1 and not book.rows("results"))
     book.write(finished=[end(tasks[-1])])
     assert book.store.problem() is None
     assert [each.seq for each in book.recovered()] == list(range(229, 256))
@@ -455,12 +449,12 @@ def test_a_task_of_a_pool_that_is_gone_is_found_on_its_batch(book: Book) -> None
     assert book.live("here", 3) == [3000, 2997, 2994]
 
 
-# -- anything in any order ------------------------------------------------------------------------
+# -- any order of events --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_every_task_is_in_one_place_at_any_time(book: Book, seed: int) -> None:
-    """What a book-keeper of plain dictionaries says, after each commit and each restart."""
+    """Compare with plain dictionaries after each commit and each restart."""
     random = Random(seed)
     live: dict[int, tuple[NewRecord, int]] = {}
     ended: dict[str, str] = {}

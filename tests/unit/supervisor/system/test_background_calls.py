@@ -1,4 +1,4 @@
-"""What is done in threads, and what happens when there is none to be had."""
+"""Calls in background threads, and what happens when no thread can be had."""
 
 import select
 import threading

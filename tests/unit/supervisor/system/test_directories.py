@@ -21,7 +21,7 @@ NOBODY = 65534
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory of an ordinary user, who runs the test: all uids are real, none is pretended."""
+    """Make a directory of an ordinary user, who runs the test: all uids are real."""
     folder = Path(tempfile.mkdtemp(prefix="musterd-test-"))
     folder.chmod(0o755)
     root = os.geteuid() == 0
@@ -35,7 +35,7 @@ def place() -> Iterator[Path]:
             os.seteuid(0)
         for inner in folder.iterdir():
             if inner.is_dir() and not inner.is_symlink():
-                inner.chmod(0o700)  # some were made read-only, and only root would not care
+                inner.chmod(0o700)  # some are read-only, which only root could ignore
         shutil.rmtree(folder)
 
 
@@ -44,7 +44,7 @@ def mode(path: Path) -> int:
 
 
 def listen(path: Path, folder_mode: int = 0o700) -> None:
-    """Leaves a socket at the path, as a daemon does."""
+    """Leave a socket at the path, as a daemon does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.parent.chmod(folder_mode)
     with socket.socket(socket.AF_UNIX) as server:
@@ -147,7 +147,7 @@ def test_a_client_takes_the_first_socket_that_exists(place: Path) -> None:
     found.append(shared.find_tasks_socket(variables, system))
     found.append(shared.find_tasks_socket({**variables, "MUSTERD_TASKS": "/x/t.sock"}, system))
     assert found == [
-        place / "session" / "musterd" / "tasks.sock",  # none exists: where it would be
+        place / "session" / "musterd" / "tasks.sock",  # none exists: the path where it would be
         private,
         place / "session" / "musterd" / "tasks.sock",
         system / "tasks.sock",

@@ -1,12 +1,11 @@
-"""Threads of the daemon: what they forgive, and what is said of one that ends."""
+"""Threads of the daemon: which errors they survive, and how the end of one is told."""
 
 import logging
 import os
 import select
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +21,10 @@ from musterd.supervisor.store.interface import FindTasks
 from musterd.supervisor.store.sqlite import SqliteStore
 from musterd.supervisor.store.writer import Writer
 from musterd.supervisor.system.threads import ThreadEnded, ThreadWatch, Wakeup
+from support.waiting import wait_for
 
 DEADLINE_SECONDS = 30.0
-DEEPER_THAN_PYTHON = 3000  # it calls itself a thousand times
-
-
-def until(condition: Callable[[], Any], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline, f"in vain: {what}"
-        time.sleep(0.002)
+DEEPER_THAN_PYTHON = 3000  # Python allows a thousand calls within each other
 
 
 @pytest.fixture
@@ -74,7 +67,7 @@ def page(ticket: int) -> Persist:
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
-    """From now on the writer's first commit fails with it; how many were tried is told."""
+    """Let the writer's first commit fail with the error; return a counter of its tries."""
     commit, tries = Writer.commit, [0]
 
     def first_fails(self: Writer, group: Any) -> None:
@@ -95,8 +88,8 @@ def test_the_writer_goes_on_after_a_lack_of_memory(
     store = SqliteStore(tmp_path / "store.db", "full")
     try:
         store.write(page(1))
-        until(lambda: store.completed() == 1, "it is written after all")
-        until(lambda: store.problem() is None, "it works again")
+        wait_for("it is written after all", lambda: store.completed() == 1)
+        wait_for("it works again", lambda: store.problem() is None)
     finally:
         store.close()
     assert watch.problem() == ""
@@ -108,7 +101,7 @@ def test_a_writer_that_ends_is_told_and_refuses_for_that_reason(
     failing(monkeypatch, OverflowError("int too large"))
     store = SqliteStore(tmp_path / "store.db", "full")
     store.write(page(1))
-    until(watch.problem, "it is noted")
+    wait_for("it is noted", watch.problem)
     assert "store-writer" in watch.problem()
     problem = store.write_problem() or ""
     assert "int too large" in problem
@@ -134,7 +127,7 @@ def test_the_reader_goes_on_after_a_lack_of_memory(
     store = SqliteStore(tmp_path / "store.db", "full")
     try:
         store.ask(FindTasks(["id-1"]), "token")
-        until(lambda: store.found() == [("token", [])], "it is answered after all")
+        wait_for("it is answered after all", lambda: store.found() == [("token", [])])
     finally:
         store.close()
     assert watch.problem() == ""
@@ -145,7 +138,7 @@ def test_the_reader_goes_on_after_a_lack_of_memory(
 
 @pytest.fixture
 def deep(tmp_path: Path) -> Iterator[Path]:
-    """More directories in each other than Python can call itself, as pytest would."""
+    """Make more directories within each other than Python allows calls; pytest would recurse."""
     deep = tmp_path / "deep"
     deep.mkdir()
     fd = os.open(deep, os.O_RDONLY)
@@ -164,7 +157,7 @@ def test_the_janitor_removes_what_is_deeper_than_python_can_call_itself(
 ) -> None:
     janitor = Janitor()
     janitor.remove(deep)
-    until(lambda: not deep.exists(), "it is removed")
+    wait_for("it is removed", lambda: not deep.exists())
     (tmp_path / "next").mkdir()
     janitor.remove(tmp_path / "next")
     janitor.close()
@@ -206,10 +199,10 @@ def test_the_memory_watch_goes_on_after_figures_it_does_not_understand(
         raise ValueError("MemAvailable: many kB")
 
     monkeypatch.setattr(probe._sources, "read", bad)
-    until(lambda: "memory" in probe._unseen, "it has looked")
+    wait_for("it has looked", lambda: "memory" in probe._unseen)
     monkeypatch.setattr(probe._sources, "read", good)
     probe.take()
-    until(probe.take, "it looks again")
+    wait_for("it looks again", probe.take)
     probe.close()
     assert watch.problem() == ""
 

@@ -1,4 +1,4 @@
-"""The state of the fleet in a word."""
+"""The state of the fleet in one word."""
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import TaskSpec

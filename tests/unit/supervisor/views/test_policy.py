@@ -1,4 +1,4 @@
-"""`musterctl task ID` says which policy holds, as the core has it, and who said so."""
+"""`musterctl task ID` shows the policy that the core applies, and where each value is from."""
 
 from random import Random
 from typing import Any

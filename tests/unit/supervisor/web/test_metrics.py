@@ -1,4 +1,4 @@
-"""What Prometheus is told: names, kinds, bounds."""
+"""Metrics for Prometheus: names, kinds, bounds."""
 
 from typing import Any
 
@@ -92,7 +92,7 @@ class Given(Collector):
 
 
 def samples(families: Any) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    """By name and labels, as a scraper reads them; none may be there twice."""
+    """Return values by name and labels, as a scraper reads them; fail where one is there twice."""
     text = generate_latest(Given(families)).decode()
     found: dict[Any, float] = {}
     for family in parse(text):
@@ -175,7 +175,7 @@ def test_very_many_workers_are_added_up() -> None:
     assert value(told, "musterd_workers", pool="jobs", state="RUNNING") == WORKERS_MAX + 40
 
 
-# -- of handlers ------------------------------------------------------------------------------
+# -- metrics of handlers ----------------------------------------------------------------------
 
 
 def custom(*metrics: MetricStatus, more: tuple[MetricStatus, ...] = ()) -> Any:

@@ -1,4 +1,4 @@
-"""What the page is told: whether the fleet is well, what has changed, and what nobody may see."""
+"""Data for the page: whether the fleet is well, what has changed, and nothing secret."""
 
 import json
 import os
@@ -96,7 +96,7 @@ def test_stories_are_bounded() -> None:
     assert len(stories.newest()[0]["reason"]) < 1000
 
 
-# -- what nobody may see ----------------------------------------------------------------------
+# -- what is never shown ----------------------------------------------------------------------
 
 
 def api() -> Api:

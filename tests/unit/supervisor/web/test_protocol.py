@@ -1,4 +1,4 @@
-"""Whoever is slow, or one too many, loses his connection; the others are served."""
+"""Slow clients, and one client too many, lose their connections; the others are served."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ LARGE = 8 * 1024 * 1024  # more than sockets buffer
 
 
 async def application(scope: Any, receive: Any, send: Any) -> None:
-    """Reads the body, then answers; /large with a lot."""
+    """Read the body, then answer; answer /large with LARGE bytes."""
     while (await receive()).get("more_body"):
         pass
     body = b"x" * LARGE if scope["path"] == "/large" else b"hello"
@@ -54,7 +54,7 @@ Story = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 def told(*stories: Story) -> None:
-    """Each with a connection of its own, one after the other."""
+    """Run each story on a connection of its own, one after the other."""
 
     async def run() -> None:
         async with serving() as port, asyncio.timeout(SECONDS_MAX):
@@ -151,7 +151,7 @@ def test_an_answer_that_nobody_reads_is_given_up_and_one_that_is_read_is_not() -
         transport: Any = writer.transport
         writer.write(b"GET /large HTTP/1.1\r\nHost: a\r\n\r\n")
         transport.pause_reading()
-        await asyncio.sleep(1.0)  # three times what it is given
+        await asyncio.sleep(1.0)  # three times what an answer is given
         transport.resume_reading()
         with pytest.raises((asyncio.IncompleteReadError, ConnectionResetError)):
             await reader.readexactly(LARGE)
@@ -180,7 +180,7 @@ def test_one_connection_too_many_is_not_even_read(monkeypatch: pytest.MonkeyPatc
 
 
 def _request(size: int, *, pieces: int = 1) -> list[bytes]:
-    """A request whose line and headers have so many bytes, cut into pieces."""
+    """Return a request whose line and headers have `size` bytes, cut into pieces."""
     start, end = b"GET / HTTP/1.1\r\nHost: a\r\nX: ", b"\r\n\r\n"
     whole = start + b"x" * (size - len(start) - len(end)) + end
     step = -(-len(whole) // pieces)

@@ -1,4 +1,4 @@
-"""Where the web process listens, and what is said where it cannot."""
+"""Where the web process listens, and what it says where it cannot."""
 
 import os
 import socket
@@ -24,7 +24,7 @@ def test_port_0_is_any_and_answers_are_sent_at_once() -> None:
         with socket.create_connection(("127.0.0.1", address.port)) as caller:
             accepted, _ = sock.accept()
             with accepted:
-                # What asyncio looks at before it sets TCP_NODELAY.
+                # asyncio checks this before it sets TCP_NODELAY.
                 assert accepted.proto == socket.IPPROTO_TCP
                 assert caller.getpeername()[1] == address.port
 

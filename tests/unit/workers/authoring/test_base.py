@@ -91,7 +91,7 @@ def completion_of(
 ) -> Completion:
     try:
         raise error
-    except BaseException as caught:  # noqa: BLE001 - what the runtime does
+    except BaseException as caught:  # noqa: BLE001 - as the runtime does
         return outcome.failed(7, 5, caught, options or TaskOptions(), was_cancelled=was_cancelled)
 
 

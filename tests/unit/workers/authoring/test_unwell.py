@@ -35,7 +35,7 @@ def raised_from(outer: BaseException, inner: BaseException) -> BaseException:
 
 
 def raised_while(outer: BaseException, inner: BaseException, *, hidden: bool = False) -> Any:
-    """Chain as `raise outer` in an `except` block does; hidden: `from None`."""
+    """Chain as `raise outer` in an `except` block does; `hidden` means `from None`."""
     outer.__context__ = inner
     outer.__suppress_context__ = hidden
     return outer
@@ -47,7 +47,7 @@ class Response:
 
 
 class LibraryError(Exception):
-    """Error as of requests and httpx: the status is in the response."""
+    """An error like those of requests and httpx: the status is in the response."""
 
     def __init__(self, status_code: int) -> None:
         super().__init__(f"HTTP {status_code}")
@@ -136,11 +136,11 @@ def test_a_ring_of_causes_has_an_end() -> None:
     assert not failure_of(first).unwell
 
 
-# -- which exceptions count, where the operator says so ------------------------------------------
+# -- exceptions that the operator names ----------------------------------------------------------
 
 
 class Blocked(Permanent):
-    """Error of a worker's own."""
+    """An error that a worker defines."""
 
 
 class Captcha(Blocked):
@@ -148,7 +148,7 @@ class Captcha(Blocked):
 
 
 HERE = Blocked.__module__
-# As of a module that was loaded anew: its name leads to another class by now.
+# Classes of a module that was loaded anew: their names lead to other classes by now.
 Gone = type("Gone", (Exception,), {"__module__": "gone"})
 GoneToo = type("GoneToo", (Gone,), {"__module__": "gone"})
 
@@ -176,7 +176,7 @@ GoneToo = type("GoneToo", (Gone,), {"__module__": "gone"})
             PermanentHttpError(403, "http://site.example"),
             True,
         ),
-        # An exception's own word counts, unless the exception is named.
+        # An exception's own `unwell` counts, unless the exception is named.
         (("KeyError",), OwnWord(unwell=True), True),
         (("KeyError", "usual"), OwnWord(unwell=False), False),
         ((f"{HERE}:OwnWord",), OwnWord(unwell=False), True),

@@ -1,4 +1,4 @@
-"""Client of the DevTools protocol; this test is at the other end of its pipes."""
+"""The client of the DevTools protocol; the test holds the other end of its pipes."""
 
 import asyncio
 import json

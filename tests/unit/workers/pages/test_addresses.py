@@ -92,7 +92,7 @@ def test_deny_wins_over_allow_so_a_name_cannot_lead_inside() -> None:
 
 def test_one_inner_address_may_be_allowed_beside_the_internet() -> None:
     rules = AddressRules(allow=["public", "10.1.2.0/24", "wiki.corp"])
-    assert rules.check("any.example") is None  # it may turn out to be public
+    assert rules.check("any.example") is None  # its address may turn out to be public
     assert rules.check("any.example", "9.9.9.9") is None
     assert rules.check("any.example", "10.1.2.3") is None
     assert rules.check("wiki.corp", "10.9.9.9") is None

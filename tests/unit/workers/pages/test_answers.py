@@ -108,7 +108,7 @@ def test_callers_see_the_one_length_that_counts() -> None:
 
 
 def padded(prefix: bytes, size: int, suffix: bytes) -> bytes:
-    """Return exactly `size` bytes."""
+    """Return exactly `size` bytes, filled up between prefix and suffix."""
     return prefix + b"x" * (size - len(prefix) - len(suffix)) + suffix
 
 

@@ -103,7 +103,7 @@ def test_html5lib_finds_the_same(name: str) -> None:
     for case in cases:
         page, _, encoding = case.partition(b"\n#encoding\n")
         if b"document.write" in page:
-            continue  # for those who run scripts
+            continue  # a case for programs that run scripts
         label = encoding.strip().split(b"\n")[0].decode()
         known = webencodings.lookup(label)
         assert known is not None

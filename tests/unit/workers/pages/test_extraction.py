@@ -1,4 +1,4 @@
-"""Selectors and Retry-After: what the parser worker decides without a network."""
+"""Selectors and Retry-After: the parser worker's decisions without a network."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The life of a worker process: what has to hold when it ends."""
+"""The end of a worker process."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ print(signal.getitimer(signal.ITIMER_REAL))
 
 
 def test_a_worker_that_ends_has_no_timer_left() -> None:
-    """The timer's signal would kill it instead of the exit code that its init waits for."""
+    """The timer's signal would kill the worker, and its init would miss the exit code."""
     ended = subprocess.run(
         [sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60, check=True
     )

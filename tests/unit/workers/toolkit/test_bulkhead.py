@@ -1,4 +1,4 @@
-"""bulkhead: so many calls at once under a name, in threads and coroutines together, in order."""
+"""bulkhead: limits the calls under a name, in threads and coroutines together, in order."""
 
 import asyncio
 import threading
@@ -27,7 +27,7 @@ def waiting(name: str) -> int:
 
 
 class Meter:
-    """Counts how many are inside now, and at most."""
+    """Counter of the calls inside: now, and at most."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()

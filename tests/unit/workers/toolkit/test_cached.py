@@ -20,9 +20,9 @@ WAIT = 30.0
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Clock that a test sets."""
+    """Return a clock that the test sets."""
     now = [1000.0]
-    module = sys.modules["musterd.workers.toolkit.cached"]  # the package has the function
+    module = sys.modules["musterd.workers.toolkit.cached"]  # the package's `cached` is the function
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     return now
 
@@ -34,7 +34,7 @@ def usual() -> Iterator[None]:
 
 
 class Calls:
-    """Counts calls, sync or async."""
+    """Counter of calls, sync or async."""
 
     def __init__(self) -> None:
         self.made: list[Any] = []
@@ -295,9 +295,9 @@ def test_a_coroutine_that_is_cancelled_leaves_the_call_to_the_others() -> None:
 
         tasks = [asyncio.create_task(rate("a")) for _ in range(3)]
         await asyncio.sleep(0)
-        tasks[1].cancel()  # it waits: the other tasks do not notice
+        tasks[1].cancel()  # a task that waits: the others do not notice
         await asyncio.sleep(0)
-        tasks[0].cancel()  # it computes: another task takes over
+        tasks[0].cancel()  # the task that computes: another one takes over
         await asyncio.sleep(0.01)
         go.set()
         assert await tasks[2] == "a 2"

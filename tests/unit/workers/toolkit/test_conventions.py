@@ -1,4 +1,4 @@
-"""What people write without thinking: a bare `@retry`, timedelta for seconds, generators."""
+"""Habits of people who write workers: a bare `@retry`, timedelta for seconds, generators."""
 
 import asyncio
 import sys
@@ -165,7 +165,7 @@ def test_a_generator_is_refused_with_what_to_wrap_instead(
         decorator(function)
 
 
-# -- what the toolkit counts of itself ----------------------------------------------------------
+# -- metrics of the toolkit itself --------------------------------------------------------------
 
 
 def told() -> dict[tuple[str, ...], float]:

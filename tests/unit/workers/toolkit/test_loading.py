@@ -1,4 +1,4 @@
-"""`loading`: what is under way, and for how long; and locks of one's own."""
+"""`loading`, which tells what is under way and for how long; `locks.holding`, for any lock."""
 
 import asyncio
 import re
@@ -15,7 +15,7 @@ WAIT = 30.0
 
 
 class Screen:
-    """Collects what is shown."""
+    """A screen that keeps what it is told to show."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, float]] = []
@@ -87,7 +87,7 @@ def test_the_context_of_the_task_shows_text_time_and_fraction() -> None:
 
 def test_the_time_is_how_long_it_has_been_running(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
-    module = sys.modules["musterd.workers.toolkit.loading"]  # the package has the class
+    module = sys.modules["musterd.workers.toolkit.loading"]  # the package's `loading` is the class
     monkeypatch.setattr(module, "monotonic", lambda: now[0])
     ctx = Ctx()
     with loading("page", ctx=ctx, every=600) as shown:
@@ -156,7 +156,7 @@ def test_nobody_to_show_it_to_is_an_error_that_says_what_to_give() -> None:
         pass
 
 
-# -- locks of one's own ---------------------------------------------------------------------------
+# -- locks that the caller made -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("make", [threading.Lock, threading.RLock, threading.Semaphore])

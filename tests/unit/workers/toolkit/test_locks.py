@@ -152,6 +152,6 @@ def test_an_exception_that_strikes_the_waiting_thread_leaves_no_claim(
 
 
 @pytest.mark.parametrize("timeout", [None, -1, float("inf")])
-def test_a_lock_needs_a_time_out(timeout: Any) -> None:
+def test_a_lock_needs_a_timeout(timeout: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="timeout"), locks.acquire("x", timeout):
         pytest.fail("never inside")

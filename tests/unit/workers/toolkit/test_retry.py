@@ -30,7 +30,7 @@ class Ctx(Context):
 
 
 class Flaky:
-    """Raises the given errors one by one, then returns how often it was called."""
+    """A function that raises the given errors one by one, then returns how often it was called."""
 
     def __init__(self, *errors: BaseException) -> None:
         self.errors = list(errors)
@@ -125,7 +125,7 @@ def test_what_does_not_pass_is_raised_at_once(calling: Any, error: Exception) ->
     assert flaky.calls == 1
 
 
-def test_a_wrapped_time_out_of_the_task_is_not_retried(calling: Any) -> None:
+def test_a_wrapped_timeout_of_the_task_is_not_retried(calling: Any) -> None:
     wrapped = ConnectionError("the library's own")
     wrapped.__cause__ = TaskTimeout("over")
     flaky = Flaky(wrapped)
@@ -294,7 +294,7 @@ def test_a_backoff_that_returns_nonsense_is_named() -> None:
 
 
 class Killed(BaseException):
-    """Stands for the death of the worker."""
+    """The death of the worker."""
 
 
 def test_the_count_of_failures_outlives_the_worker(calling: Any, pauses: list[float]) -> None:

@@ -5,7 +5,6 @@ import contextvars
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +13,7 @@ import pytest
 from musterd.workers.authoring.base import TaskTimeout
 from musterd.workers.toolkit import CallTimeout, timeout
 from musterd.workers.toolkit.timeout import ABANDONED_MAX
+from support.waiting import wait_for
 
 MODULE = sys.modules["musterd.workers.toolkit.timeout"]
 SECONDS = 30.0
@@ -21,14 +21,11 @@ SECONDS = 30.0
 
 @pytest.fixture
 def end() -> Iterator[threading.Event]:
-    """Event that is set at the end, so that no thread is left behind."""
+    """Return an event that is set at the end, so that no thread is left behind."""
     event = threading.Event()
     yield event
     event.set()
-    deadline = time.monotonic() + SECONDS
-    while MODULE._abandoned:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_for("no call is left", lambda: not MODULE._abandoned)
 
 
 def test_a_coroutine_that_takes_too_long_is_cancelled() -> None:
@@ -70,7 +67,7 @@ def test_what_is_in_time_returns_or_raises_as_it_is() -> None:
     assert not MODULE._abandoned
 
 
-def test_the_functions_own_time_out_error_stays_its_own() -> None:
+def test_the_functions_own_timeout_error_stays_its_own() -> None:
     @timeout(SECONDS)
     async def coroutine() -> None:
         raise TimeoutError("of the library")
@@ -98,15 +95,12 @@ def test_the_number_of_abandoned_threads_is_bounded(end: threading.Event) -> Non
     with pytest.raises(CallTimeout, match=f"was not called: {ABANDONED_MAX} calls"):
         timeout(SECONDS)(lambda: None)()
     end.set()
-    deadline = time.monotonic() + SECONDS
-    while MODULE._abandoned:
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
+    wait_for("no call is left", lambda: not MODULE._abandoned)
     assert timeout(SECONDS)(lambda: "again")() == "again"
 
 
-def test_a_task_time_out_that_strikes_the_waiting_thread_passes(end: threading.Event) -> None:
-    """Raise it as the runtime does: in the main thread, from a signal handler."""
+def test_a_task_timeout_that_strikes_the_waiting_thread_passes(end: threading.Event) -> None:
+    """Raise a task's timeout as the runtime does: in the main thread, from a signal handler."""
 
     def strike(*_: Any) -> None:
         raise TaskTimeout("over")
@@ -115,7 +109,7 @@ def test_a_task_time_out_that_strikes_the_waiting_thread_passes(end: threading.E
     try:
         main = threading.main_thread().ident
         assert main is not None
-        for moment in (0.0, 0.02):  # while the thread starts, and while it is awaited
+        for moment in (0.0, 0.02):  # while the thread starts, and while its end is awaited
 
             def work(moment: float = moment) -> None:
                 end.wait(moment)

@@ -1,4 +1,4 @@
-"""What a strict type checker says about code that uses the toolkit: signatures are kept."""
+"""The toolkit keeps signatures, as a strict type checker sees them."""
 
 import re
 import subprocess

@@ -1,4 +1,4 @@
-"""What is asked about alerts on control.sock, by people and by the process that sends them."""
+"""Requests about alerts on control.sock, by people and by the process that sends alerts."""
 
 import os
 from random import Random
@@ -78,7 +78,7 @@ def test_a_test_is_passed_on_and_answered_when_the_process_says_so(error: str) -
     rig.ask(rpc.TestedAlert("another"))
     assert answers == []
     rig.ask(rpc.TestedAlert(report.digest, error))
-    rig.ask(rpc.TestedAlert(report.digest, error))  # nobody waits any more
+    rig.ask(rpc.TestedAlert(report.digest, error))  # no caller waits any more
     assert answers == [AlertTested(name="ops", error=error)]
 
 

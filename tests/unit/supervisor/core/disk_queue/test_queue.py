@@ -109,7 +109,7 @@ def test_order_is_kept_when_a_page_is_too_large(on_disk: OnDisk) -> None:
 
 
 def test_what_must_stay_in_memory_keeps_its_place(on_disk: OnDisk) -> None:
-    """The disk could not tell in time of a key or of an expiry."""
+    """A task with a key or an expiry stays: the disk could not tell of it in time."""
     specs = [
         TaskSpec(
             f"t{number:02}",
@@ -174,11 +174,11 @@ def test_one_that_comes_to_its_turn_while_it_is_to_be_cancelled_is_cancelled(
 ) -> None:
     ids = on_disk.fill(8)
     id_ = next(id_ for id_ in ids if id_ in on_disk.m.fleet.on_disk)
-    on_disk.heard(on_disk.m.complete(1, 1))  # the next is taken, and the next page ordered
+    on_disk.heard(on_disk.m.complete(1, 1))  # the next task is taken, and the next page ordered
     on_disk.heard(on_disk.m.tell(events.CancelRequested([id_])))
     cancel = next(read for read in on_disk.reads if read.ids == [id_])
     on_disk.reads.remove(cancel)
-    on_disk.disk()  # the page first
+    on_disk.disk()  # the page comes before the answer about the cancelled task
     assert id_ in on_disk.m.fleet.tasks
     on_disk.reads.append(cancel)
     on_disk.disk()
@@ -203,7 +203,7 @@ def test_who_is_gone_waits_for_nothing_on_disk(
     ids = on_disk.fill(50)
     on_disk.heard(on_disk.m.tell(events.TasksWatched(OTHER, ids)))
     on_disk.heard(on_disk.m.tell(events.TasksWatched(b"third", ids[40:])))
-    for peer in (PEER, b"third"):  # the second while the disk looks for the first
+    for peer in (PEER, b"third"):  # the second goes while the disk looks for the tasks of the first
         on_disk.heard(on_disk.m.tell(events.PeerLost(peer)))
     on_disk.heard(on_disk.m.wait(SECOND_NS))
     state, disk_queue = on_disk.m.fleet._state, on_disk.m.fleet._disk_queue
@@ -243,7 +243,7 @@ def test_a_submit_of_a_known_id_is_compared_with_the_disk(on_disk: OnDisk) -> No
     (question,) = on_disk.submit(same, peer=OTHER)
     assert isinstance(question, actions.CheckResent)
     asked = events.ResendChecked(question.submitted, frozenset(), frozenset())
-    (again,) = on_disk.m.tell(asked)  # the store had looked before the task was there
+    (again,) = on_disk.m.tell(asked)  # the store had looked before the task was written
     assert again == question
     checked = events.ResendChecked(question.submitted, frozenset(), frozenset([ids[30]]))
     (told,) = on_disk.m.tell(checked)

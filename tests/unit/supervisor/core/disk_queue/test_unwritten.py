@@ -39,7 +39,7 @@ class UnwrittenTasks:
         }
 
     def read(self, question: actions.ReadDiskTasks) -> list[Any]:
-        """Let the disk answer."""
+        """Let the disk answer the question."""
         found = events.OnDisk()
         for new in map(self.records.__getitem__, question.ids):
             found.add(new.seq, new.spec, new.submitted_wall_ns)

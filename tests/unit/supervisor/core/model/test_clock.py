@@ -1,4 +1,4 @@
-"""The believed time, where the wall clock may be wrong."""
+"""The believed time, while the wall clock may be wrong."""
 
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,7 +19,7 @@ from musterd.supervisor.core.model.clock import (
 
 DAY_NS = 24 * HOUR_NS
 YEAR_NS = 365 * DAY_NS
-NOW = 57 * YEAR_NS  # of the wall clock
+NOW = 57 * YEAR_NS  # on the wall clock
 UP = 3 * DAY_NS  # since the boot
 BEFORE = Anchor("before", 9 * DAY_NS, NOW)
 
@@ -52,7 +52,7 @@ def test_a_start_in_1970_goes_on_from_what_was_known() -> None:
     assert not clock.forgets(20 * SECOND_NS)
     later = 50 * SECOND_NS
     assert believed(clock, later) == NOW + 30 * SECOND_NS
-    clock.read(later, NOW + 2 * DAY_NS)  # the time came over the net
+    clock.read(later, NOW + 2 * DAY_NS)  # NTP has set the clock
     assert (clock.doubted, clock.forgets(later)) == (False, True)
     assert believed(clock, later) == NOW + 2 * DAY_NS
 
@@ -107,7 +107,7 @@ def test_a_larger_step_is_doubted_and_the_way_back_is_followed() -> None:
 
 
 def test_steps_are_told_at_once_and_then_once_a_minute() -> None:
-    """Two masters that set the clock in turn, each second of an hour."""
+    """Let two masters set the clock in turn, each second of an hour."""
     clock = Clock("boot", UP, NOW, None)
     assert clock.steps_due(UP) is None
     told = []
@@ -159,15 +159,15 @@ events = st.lists(
 @given(events)
 @example([("read", 0, (SECOND_NS, 1)), ("restart", 0, (STEP_MAX_NS + 1, -1))])
 def test_whatever_happens_to_the_clock_time_is_believed_in_small_steps(story) -> None:
-    """Neither a single reading of the clock nor a start moves the believed time, which decides
-    what is deleted, further than it may."""
+    """Neither one reading of the clock nor one start moves the believed time further than it may:
+    the believed time decides what is deleted."""
     boots, boot_ns, wall_ns = 1, UP, NOW
     clock = Clock("boot-1", boot_ns, wall_ns, None)
     clock.anchor_due(boot_ns)
     for what, passed_ns, (step_ns, sign) in story:
         before, doubted, was_off = believed(clock, boot_ns), clock.doubted, clock._was_off
         boot_ns += passed_ns
-        counted_ns = passed_ns  # by a clock that can be believed
+        counted_ns = passed_ns  # the time that a trusted clock counts
         wall_ns = max(0, wall_ns + passed_ns + step_ns * sign)
         if what == "read":
             clock.read(boot_ns, wall_ns)
@@ -205,7 +205,7 @@ def test_a_person_has_the_last_word(story) -> None:
 
 
 def test_a_store_that_was_begun_in_1970_follows_the_clock_when_it_is_set() -> None:
-    """A new machine without a battery: its first start comes before the time over the net."""
+    """A new machine without a battery first starts before the network has set its clock."""
     start = 20 * SECOND_NS
     clock = Clock("boot", start, start, None)
     clock.read(start + SECOND_NS, start + SECOND_NS)
@@ -236,7 +236,7 @@ def test_that_the_machine_was_off_is_noted_until_the_clock_is_followed() -> None
 
 
 def test_a_boot_clock_that_went_back_is_of_another_boot() -> None:
-    """Containers that are moved may keep the name of their boot."""
+    """A container that is moved may keep the name of its boot."""
     clock = Clock("boot", HOUR_NS, NOW + 7 * DAY_NS, Anchor("boot", UP, NOW))
     assert not clock.doubted
     assert believed(clock, HOUR_NS) == NOW + 7 * DAY_NS

@@ -31,7 +31,7 @@ WALL_NS = 10**18
 
 
 class Driver:
-    """The shared driver with policies of its own, and names instead of lease numbers."""
+    """The shared driver with its own policies, and names of tasks instead of lease numbers."""
 
     def __init__(self, muster: type[Muster], size: int = 1, **policy: Any) -> None:
         pools = policy.pop("pools", ("p",))
@@ -51,9 +51,9 @@ class Driver:
                 self.m.bring_up(spawn.worker)
         self.reports: list[tuple[str, str]] = []
         self.outcomes: dict[str, Outcome] = {}
-        self.facts: dict[str, bytes] = {}  # of breakers
+        self.facts: dict[str, bytes] = {}  # what the store holds of breakers
         self.rejected: dict[str, str] = {}
-        self.leases: dict[str, tuple[int, int]] = {}  # of tasks that run: worker, lease
+        self.leases: dict[str, tuple[int, int]] = {}  # worker and lease of each running task
 
     @staticmethod
     def of(kind: type, answer: list[Any]) -> list[Any]:
@@ -108,7 +108,7 @@ class Driver:
         return self.note(self.m.tell(events.BreakerCommanded(target, command)))
 
     def shut(self, target: str = "site") -> None:
-        """Let as many tasks fail as open the breaker."""
+        """Fail as many tasks as open the breaker."""
         for number in range(self.m.policy.breaker.failures):
             name = f"{target}-fails{number}"
             assert self.submit(name, target=target) == [name]
@@ -139,7 +139,7 @@ class Driver:
 
 @pytest.fixture
 def drive(muster: type[Muster]) -> Any:
-    """Return a function: drive(size=2, classes=...) makes a fleet that is up."""
+    """Return drive(size=2, classes=...), which makes a fleet that is up."""
     return lambda size=1, **policy: Driver(muster, size, **policy)
 
 
@@ -307,7 +307,7 @@ def test_a_disabled_breaker_lets_all_pass(drive: Any) -> None:
     assert d.state() == "disabled"
 
 
-# -- what tasks want while their site is shut ---------------------------------------------------
+# -- options of tasks whose site is shut --------------------------------------------------------
 
 
 def test_a_task_that_does_not_want_to_wait_fails_at_once(drive: Any) -> None:
@@ -342,7 +342,7 @@ def test_a_retry_that_finds_its_site_shut_follows_its_policy(drive: Any) -> None
 
 
 def test_a_busy_pool_does_not_keep_hasty_tasks_from_probing(drive: Any) -> None:
-    """An open time that has passed unnoticed is no reason to fail."""
+    """A task must not fail because the end of an open time went unnoticed."""
     d = drive()
     d.shut()
     assert d.submit("busy", target="elsewhere") == ["busy"]
@@ -375,7 +375,7 @@ def test_a_default_is_never_remembered_as_a_result(drive: Any) -> None:
     d = drive(breaker=FRAGILE, max_retries=1)
     d.submit("a", on_open="fallback", key="k", fallback=b"\x07")
     d.fail("a")
-    d.wait(1)  # its second attempt finds the site shut
+    d.wait(1)  # the second attempt of `a` finds the site shut
     assert d.outcomes["a"].value == b"\x07"
     d.wait(30)
     assert d.submit("b", key="k", cache_ns=60 * SECOND_NS) == ["b"]
@@ -394,7 +394,7 @@ def test_without_anything_to_fall_back_to_it_fails_and_says_so(drive: Any) -> No
 
 
 def test_a_class_that_falls_back_keeps_the_good_results_of_its_tasks(drive: Any) -> None:
-    """The tasks themselves need not say so."""
+    """The class alone asks for the fallback, its tasks need not."""
     d = drive(classes={"soft": GatePolicy("soft", on_open="fallback")})
     d.submit("good", policy="soft")
     d.succeed("good")
@@ -558,8 +558,8 @@ def test_a_class_that_is_gone_after_a_restart_means_none(drive: Any) -> None:
     assert "a" in d.leases
 
 
-def test_which_time_out_holds(drive: Any) -> None:
-    """The submit goes first, then the declaration, the target, the class, the pool."""
+def test_which_timeout_holds(drive: Any) -> None:
+    """The first of these wins: the submit, the declaration, the target, the class, the pool."""
     d = drive(
         size=9,
         pools=("p",),
@@ -662,7 +662,7 @@ def test_a_target_s_own_breaker_counts_more_than_that_of_a_class(drive: Any) -> 
     assert d.state() == "open"
 
 
-# -- a person's word --------------------------------------------------------------------------
+# -- commands of people -----------------------------------------------------------------------
 
 
 def test_a_site_can_be_held_open_and_closed_again(drive: Any) -> None:
@@ -834,7 +834,7 @@ def test_sites_in_use_are_never_forgotten(drive: Any, few_sites: int) -> None:
 
 
 def test_a_retry_finds_its_site_though_that_was_forgotten(drive: Any, few_sites: int) -> None:
-    """There once was a second site of that name, with places of its own."""
+    """A retry once made a second site of that name, with places of its own."""
     one = {"site": TargetPolicy(max_concurrent=1, breaker=BreakerPolicy(enabled=False))}
     d = drive(size=3, max_retries=3, targets=one)
     d.submit("a")

@@ -48,7 +48,7 @@ def test_it_never_starves(rate: float, burst: int, gaps_ns: list[int]) -> None:
     now_ns = sum(gaps_ns)
     wait_ns = bucket.ready_ns(now_ns) - now_ns
     assert 0 <= wait_ns <= bucket.cost_ns
-    bucket.take(now_ns + wait_ns)  # it keeps its promise
+    bucket.take(now_ns + wait_ns)  # the bucket keeps its promise
     assert begun or wait_ns == 0
 
 
@@ -138,7 +138,7 @@ def test_retries_are_a_share_of_the_traffic_and_the_reserve(
 
 @given(st.sampled_from((0.1, 0.2, 0.5, 1.0)), st.integers(1, 10))
 def test_no_share_of_a_retry_is_lost(share: float, retries: int) -> None:
-    """Ten times a tenth is one, whatever floats make of it."""
+    """Ten tenths make one, however floats round."""
     budget = budget_of(share, 0.0)
     spent = 0
     for _ in range(retries * round(1 / share)):
@@ -173,7 +173,7 @@ def test_the_share_is_earned_again() -> None:
 
 @given(st.lists(st.integers(0, 5 * SECOND_NS), max_size=50), st.integers(SECOND_NS, 20 * SECOND_NS))
 def test_no_time_is_paid_twice_or_lost(pauses: list[int], every_ns: int) -> None:
-    """The number of looks does not matter."""
+    """The number of calls of `pass_time` does not matter."""
     often, once = (budget_of(0.1, 1000.0, every_ns) for _ in range(2))
     now_ns = 0
     for budget in (often, once):

@@ -71,7 +71,7 @@ def test_sites_take_turns_however_much_each_has(queue: PoolQueue) -> None:
 
 
 def test_seventeen_sites_share_evenly_while_nothing_is_aged(queue: PoolQueue) -> None:
-    """The look for aged tasks at every 16th dispatch once took one lane's turn each time."""
+    """The search for aged tasks at every 16th dispatch once took a turn from one lane each time."""
     sites = [f"site{number}" for number in range(17)]
     for _ in range(20):
         put(queue, *[make_task(target=site) for site in sites])
@@ -134,7 +134,7 @@ def test_a_discarded_task_is_never_served(queue: PoolQueue) -> None:
 
 
 def test_discarded_tasks_do_not_pile_up_even_with_a_site_of_their_own(queue: PoolQueue) -> None:
-    """A stopped pool must not grow while tasks for ever new sites expire."""
+    """A stopped pool must not grow while tasks of ever more sites expire."""
     for number in range(20 * SWEEP_MIN):
         task = make_task(target=f"site{number}")
         put(queue, task)
@@ -220,8 +220,8 @@ def test_nothing_is_lost_or_served_twice(steps: list[tuple[str, int, int]]) -> N
 def test_a_window_is_what_single_turns_would_have_given(
     alone: int, window: int, discarded: set[int], then: list[tuple[int, bool]]
 ) -> None:
-    """Tasks taken at once from the only lane move no turns: later tasks, aged ones included, are
-    served as if each had been taken alone."""
+    """A window taken from the only lane moves no turns: later tasks, aged ones included, are served
+    as if each task had been taken alone."""
     served = []
     for count in (1, window):
         queue = PoolQueue(1000, AGING_NS)

@@ -1,4 +1,4 @@
-"""When schedules are due: by the calendar, over summer time both ways, and over long gaps."""
+"""Due times of schedules: by the calendar, over summer time both ways, and over long gaps."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -131,8 +131,8 @@ def _number(day: str) -> int:
     return int(day) % 7 if day.isdigit() else "sunmontuewedthufrisat".index(day.lower()) // 3
 
 
-# Left out, because the reference differs: a range from a day to the same day, which is the whole
-# week there, and steps over the end of the week, which it begins anew on Sunday.
+# Left out, because the reference differs: it takes a range from a day to the same day for the
+# whole week, and it begins a step over the end of the week anew on Sunday.
 weekday_range = st.tuples(weekday, weekday).filter(
     lambda each: _number(each[0]) != _number(each[1])
 )
@@ -192,7 +192,7 @@ def test_a_word_follows_the_time_zone() -> None:
     ]
 
 
-# -- what the expression says -----------------------------------------------------------------
+# -- meaning of expressions -------------------------------------------------------------------
 
 
 def field(low: int, high: int) -> st.SearchStrategy[str]:
@@ -211,7 +211,7 @@ def _joined(values: list[int]) -> str:
 expressions = st.tuples(field(0, 59), field(0, 23), field(1, 28), field(1, 12), field(0, 6)).map(
     " ".join
 )
-# Around the changes of summer time, where it matters, and anywhere.
+# Moments around the changes of summer time, and any others.
 moments = st.one_of(
     st.sampled_from(
         [
@@ -267,7 +267,7 @@ def by_hand(expression: str, zone: ZoneInfo, start: datetime, hours: int) -> lis
         local = now.astimezone(zone)
         before = (now - one).astimezone(zone)
         due = matches(expression, local) and (repeats or not local.fold)
-        missing = before.replace(tzinfo=None) + one  # the minute that is skipped between the two
+        missing = before.replace(tzinfo=None) + one  # a minute that summer time skips
         while not repeats and missing < local.replace(tzinfo=None):
             due = due or matches(expression, missing)
             missing += one
@@ -278,8 +278,8 @@ def by_hand(expression: str, zone: ZoneInfo, start: datetime, hours: int) -> lis
 
 @settings(max_examples=150, deadline=None)
 @given(expressions, zones, moments)
-@example("* * * * */4", SANTIAGO, datetime(2025, 9, 6, 20, tzinfo=UTC))  # a day begins at one
-@example("* 1-1 */2 * *", SANTIAGO, datetime(2025, 9, 6, 20, tzinfo=UTC))  # ... and it is due then
+@example("* * * * */4", SANTIAGO, datetime(2025, 9, 6, 20, tzinfo=UTC))  # a day that begins at 1:00
+@example("* 1-1 */2 * *", SANTIAGO, datetime(2025, 9, 6, 20, tzinfo=UTC))  # due when a day begins
 def test_runs_are_those_that_the_expression_says(
     expression: str, zone: ZoneInfo, start: datetime
 ) -> None:
@@ -357,7 +357,7 @@ def test_intervals_follow_each_other(every: int, last: int, gap: int, limit: int
     assert timing.next_after(last) == last + every
 
 
-# -- what cannot be understood ----------------------------------------------------------------
+# -- bad expressions --------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Many new tasks in one go end up as they would one by one."""
+"""Tasks submitted in bulk end up as they would one by one."""
 
 from typing import Any
 
@@ -30,7 +30,7 @@ def rejected(answer: list[Any]) -> list[tuple[str, str]]:
 
 
 def story(m: Any, answer: list[Any]) -> list[Any]:
-    """What is written, told and given to the worker until all have ended."""
+    """Complete all leases until none is left; return every action on the way."""
     told = list(answer)
     for _ in range(COUNT + 1):
         leases = [lease.lease for each in of(actions.AssignLeases, answer) for lease in each.leases]
@@ -86,7 +86,7 @@ def test_an_id_that_is_known_or_comes_twice(muster: type[Muster], together: bool
     m.start()
     m.tell(events.PauseRequested((("p", -1),)))
     m.submit(*specs(1))
-    assert rejected(m.submit(*specs())) == []  # the same body: the same task
+    assert rejected(m.submit(*specs())) == []  # the same id and body: the same task
     other = TaskSpec("t03", "p.x", b"another body")
     assert rejected(m.submit(*specs(), other)) == [("t03", "InvalidTask")]
     assert len(m.fleet.tasks) == COUNT

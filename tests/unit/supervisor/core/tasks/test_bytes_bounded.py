@@ -1,4 +1,4 @@
-"""What is kept in memory is bounded by its bytes, not only by its number."""
+"""Bytes limit the tasks in memory, not only their number."""
 
 import pytest
 

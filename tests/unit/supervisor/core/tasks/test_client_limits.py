@@ -1,4 +1,4 @@
-"""Who is read and who gives way, for what clients make the supervisor hold."""
+"""Which clients are read and which give way, by what they make the supervisor hold."""
 
 from random import Random
 

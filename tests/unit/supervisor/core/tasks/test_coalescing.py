@@ -322,7 +322,7 @@ def test_a_submit_soon_after_the_first_gets_its_result_at_once(muster: type[Must
     assert [new.spec.id for new in page.added] == [final.spec.id for final in page.finished]
     assert outcomes(answer)["b"].value == b"value"
     assert outcomes(answer)["b"].cached
-    m.wait(1)  # now the window is over: counted from the first submit, not from the second
+    m.wait(1)  # the window is over: it began with the first submit, not with the second
     assert leased(m.submit(spec("c", debounce_ns=HALF_NS))) == ["c"]
 
 
@@ -356,7 +356,7 @@ def test_a_cancelled_task_has_no_result_to_debounce_with(muster: type[Muster]) -
 
 
 def cached(m: Any, id_: str = "b", **fields: Any) -> Outcome | None:
-    """What a submit with a cache is answered with at once."""
+    """Submit with a cache; return the outcome that is told at once, None if there is none."""
     m.disk_works = True
     fields = {"cache_ns": 10 * SECOND_NS, **fields}
     return outcomes(m.submit(spec(id_, **fields))).get(id_)
@@ -366,7 +366,7 @@ def test_a_result_young_enough_is_the_answer(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(spec("a"))
-    m.wait(5 * SECOND_NS)  # it ran for so long: what counts is the age of the result
+    m.wait(5 * SECOND_NS)  # the task runs so long, but only the age of its result counts
     m.complete(1, 1)
     m.wait(10 * SECOND_NS - 1)
     answer = cached(m)
@@ -484,7 +484,7 @@ def test_the_cache_is_bounded_by_bytes() -> None:
     for number in range(4):
         assert lru.put(str(number), number, 10)
     assert (lru.names(), gone) == (["1", "2", "3"], ["0"])
-    assert not lru.put("1", 0, 10_000)  # too large: what was there is out of date
+    assert not lru.put("1", 0, 10_000)  # too large, and the old value is out of date
     assert lru.get("1") is None
     assert lru.bytes == 2 * (ENTRY_BYTES + 11)
     lru.drop("2")

@@ -1,4 +1,4 @@
-"""What a task falls back to that has failed for good, where it asks so."""
+"""Fallbacks of tasks that have failed for good, where they ask for one."""
 
 from random import Random
 from typing import Any
@@ -17,7 +17,7 @@ DEFAULT = b"\x07"
 
 
 class Driver:
-    """A fleet of one worker whose tasks are named, succeed and fail by name."""
+    """A fleet of one worker, driven by the names of its tasks."""
 
     def __init__(self, muster: type[Muster], *, max_retries: int = 0, **policy: Any) -> None:
         self.m = muster(1, max_retries=max_retries)
@@ -138,7 +138,7 @@ def test_a_task_that_kills_its_workers_falls_back_and_is_told_of(drive: Any) -> 
     assert any(report.startswith("task.quarantined") for report in d.reports)
 
 
-# -- who says so, and which word wins ---------------------------------------------------------
+# -- who asks for it, and which setting wins --------------------------------------------------
 
 
 def test_the_submit_wins_over_the_task_the_target_and_the_class(drive: Any) -> None:
@@ -183,7 +183,7 @@ def test_a_word_that_is_none_is_refused_by_name() -> None:
         make_spec("p.x", fallback_on="ever")
 
 
-# -- with others of its key -------------------------------------------------------------------
+# -- tasks that share a key -------------------------------------------------------------------
 
 
 def test_those_that_joined_fall_back_for_themselves(drive: Any) -> None:

@@ -1,4 +1,4 @@
-"""What running handlers ask the core for: progress, states, locks."""
+"""Requests of running handlers to the core: progress, states, locks."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ PEER = b"client"
 
 
 def running(muster: type[Muster], size: int = 2) -> Any:
-    """A fleet whose workers 1, 2, ... run the tasks t1, t2, ... under leases of the same number."""
+    """Return a fleet whose workers 1, 2, ... run the tasks t1, t2, ... under leases 1, 2, ..."""
     m = muster(size=size)
     m.start()
     m.submit(*[TaskSpec(f"t{number + 1}", "p.x", b"") for number in range(size)])
@@ -248,7 +248,7 @@ def test_a_task_that_joined_another_shows_its_progress(muster: type[Muster]) -> 
     assert m.fleet.tasks["t2"].progress.fraction == 0.5
 
 
-# -- nobody speaks for another ------------------------------------------------------------------
+# -- no worker speaks for another ---------------------------------------------------------------
 
 
 def test_a_lock_is_given_back_by_its_own_worker_only(muster: type[Muster]) -> None:

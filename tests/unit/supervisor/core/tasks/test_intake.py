@@ -1,4 +1,4 @@
-"""What clients ask: submits, repetitions, watches, recovery."""
+"""Requests of clients: submits, resends, watches; and recovery."""
 
 import sys
 from typing import Any
@@ -42,7 +42,7 @@ def test_a_submit_runs_at_once_and_is_acknowledged_after_its_commit(muster: type
     assigned, page = m.submit(spec())
     assert [lease.id for lease in assigned.leases] == ["t"]
     assert page == actions.Persist(1, [actions.NewRecord(1, spec(), 10**18, "p")], [], [])
-    (ended,) = m.complete(1, assigned.leases[0].lease)  # nobody is told yet
+    (ended,) = m.complete(1, assigned.leases[0].lease)  # no client is told yet
     assert [final.outcome.id for final in ended.finished] == ["t"]
     assert m.tell(events.Persisted(1)) == [actions.Acknowledge(PEER, 1, [])]
     assert told(m.commit()) == [(PEER, "t")]
@@ -57,14 +57,14 @@ def test_a_small_task_that_runs_at_once_is_written_with_its_end(muster: type[Mus
         (page,) = of(actions.Persist, m.submit(spec(f"t{m.ticket}")))
         return bool(page.patient)
 
-    assert not patience()  # nobody knows how long it takes
+    assert not patience()  # the run time of `x` is not known yet
     m.complete(1, 1, run_ns=10_000)
     assert patience()
     m.complete(1, 2, run_ns=10_000_000)
     assert not patience()
     m.complete(1, 3, run_ns=1)
     m.tell(events.PauseRequested((("p", -1),)))
-    assert not patience()  # it waits for its turn
+    assert not patience()  # the task waits for its turn
 
 
 def test_what_nobody_waits_for_runs_after_its_commit(muster: type[Muster]) -> None:
@@ -89,7 +89,7 @@ def test_tasks_of_a_pool_keep_their_order_where_one_waits_for_the_disk(
     assert [lease.id for lease in assigned.leases] == ["behind"]
     (assigned,) = of(actions.AssignLeases, m.complete(1, assigned.leases[0].lease)) or [None]
     assert assigned is None
-    assert len(of(actions.AssignLeases, m.submit(spec("early")))) == 1  # nobody waits any more
+    assert len(of(actions.AssignLeases, m.submit(spec("early")))) == 1  # none waits for the disk
 
 
 def test_what_has_its_time_to_come_or_to_go_waits_for_the_disk(muster: type[Muster]) -> None:
@@ -156,7 +156,7 @@ def test_what_the_shell_refused_is_passed_on(muster: type[Muster]) -> None:
     assert answer == [actions.Acknowledge(PEER, 1, [refused])]
 
 
-# -- repetitions ------------------------------------------------------------------------------
+# -- resends ----------------------------------------------------------------------------------
 
 
 def test_the_same_submit_twice_is_one_task_and_both_are_told(muster: type[Muster]) -> None:
@@ -167,7 +167,7 @@ def test_the_same_submit_twice_is_one_task_and_both_are_told(muster: type[Muster
     assert told(m.complete(1, 1)) == [(PEER, "t"), (OTHER, "t")]
 
 
-def test_a_repetition_is_not_acknowledged_before_the_first_is_on_disk(muster: type[Muster]) -> None:
+def test_a_resend_is_not_acknowledged_before_the_first_is_on_disk(muster: type[Muster]) -> None:
     m = muster()
     m.disk_works = False
     m.submit(spec())
@@ -183,7 +183,7 @@ def test_another_body_under_a_known_id_is_refused(muster: type[Muster]) -> None:
     assert "in use" in refused.message
 
 
-def test_a_repetition_of_a_finished_task_is_answered_from_the_store(muster: type[Muster]) -> None:
+def test_a_resend_of_a_finished_task_is_answered_from_the_store(muster: type[Muster]) -> None:
     m = muster()
     (question,) = m.submit(spec("old"), spec("new"), resend=True)
     assert isinstance(question, actions.CheckResent)
@@ -208,10 +208,10 @@ def test_another_body_under_an_id_of_the_store_is_refused_and_the_others_are_tak
     assert m.fleet._state.asked == {}
 
 
-def test_a_repetition_that_was_refused_in_part_before_the_store_looked(
+def test_a_resend_that_was_refused_in_part_before_the_store_looked(
     muster: type[Muster],
 ) -> None:
-    """What gives a secret away is refused by the shell: the store is not asked about it."""
+    """The shell refuses a task that gives a secret away; the store is not asked about that task."""
     m = muster()
     refused = Rejection("secret", "InvalidTask", "it is one")
     (question,) = m.tell(
@@ -237,8 +237,8 @@ def test_a_task_that_ends_while_the_store_is_asked_is_not_run_again(muster: type
     assert m.fleet._state.ended_since == {}
 
 
-def test_a_repetition_of_a_task_that_is_being_written_is_not_kept(muster: type[Muster]) -> None:
-    """While the disk is slow it may come again and again, each time with all its arguments."""
+def test_a_resend_of_a_task_that_is_being_written_is_not_kept(muster: type[Muster]) -> None:
+    """While the disk is slow, clients may resend the task and all its arguments many times."""
     m = muster()
     m.disk_works = False
     size = 10_000
@@ -282,7 +282,7 @@ def test_only_so_many_connections_wait_for_one_task(muster: type[Muster]) -> Non
     m.start()
     m.submit(spec())
     peers = [b"%d" % number for number in range(WATCHERS_MAX + 1)]
-    for peer in (*peers[:2], peers[0], *peers[2:]):  # the first one has asked again
+    for peer in (*peers[:2], peers[0], *peers[2:]):  # the first peer asks twice
         m.tell(events.TasksWatched(peer, ["t"]))
     assert {peer for peer, _ in told(m.complete(1, 1))} == {PEER, *peers} - {peers[1]}
 
@@ -291,7 +291,7 @@ def test_cancelling_a_task_on_its_way_to_the_disk_ends_it_there(muster: type[Mus
     m = muster()
     m.start()
     m.disk_works = False
-    m.submit(spec(expires_ns=SECOND_NS))  # so it waits for the disk
+    m.submit(spec(expires_ns=SECOND_NS))  # its expiry makes the task wait for the disk
     (noted,) = m.tell(events.CancelRequested(["t", "unknown"]))
     assert [(fact.kind, fact.key) for fact in noted.facts] == [("cancel", "t")]
     page, acknowledged = m.commit()
@@ -325,7 +325,7 @@ def test_a_cancel_is_answered_when_nothing_can_undo_it(muster: type[Muster]) -> 
     assert [final.outcome.id for final in page.finished] == ["queued"]
     assert of(actions.Acknowledge, answer) == []
     assert of(actions.Acknowledge, m.commit()) == [actions.Acknowledge(OTHER, 7, [])]
-    # Nothing is left of the note when it has ended.
+    # The end of the task removes the note.
     (page,) = of(actions.Persist, m.fail(1, 1, "cancel"))
     assert [(fact.key, fact.value) for fact in page.facts] == [("runs", None)]
 

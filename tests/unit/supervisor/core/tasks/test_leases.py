@@ -1,4 +1,4 @@
-"""Which worker gets what, and what becomes of it."""
+"""Leases: which worker gets which task, and how each lease ends."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def leases(answer: list[Any]) -> list[Any]:
 
 
 def leased(answer: list[Any]) -> list[tuple[int, str]]:
-    """Who was given what."""
+    """Return (worker, task id) for each lease."""
     return [
         (each.worker, lease.id)
         for each in of(actions.AssignLeases, answer)
@@ -81,7 +81,7 @@ def test_tiny_tasks_come_in_windows_shared_by_the_workers(muster: type[Muster]) 
 def test_a_worker_is_woken_for_what_is_worth_it(muster: type[Muster]) -> None:
     m = muster(size=3)
     m.start()
-    m.learn_tiny()  # 10 us
+    m.learn_tiny()  # a run takes 10 us
     given = [worker for worker, _ in leased(m.submit(*specs(60)))]
     assert [given.count(worker) for worker in (1, 2, 3)] == [0, 50, 10]
 
@@ -140,7 +140,7 @@ def test_nothing_is_given_away_before_the_worker_confirms(muster: type[Muster]) 
 
 
 def test_nothing_more_is_put_behind_a_task_that_has_stalled(muster: type[Muster]) -> None:
-    """It once was, to be recalled STALL_NS later, again and again."""
+    """Tasks put there were once recalled STALL_NS later, again and again."""
     m = muster()
     m.start()
     m.learn_tiny()
@@ -437,7 +437,7 @@ def test_a_worker_that_runs_what_it_has_given_back_is_killed(muster: type[Muster
     lease = leases(m.submit(TaskSpec("a", "p.x", b"")))[0].lease
     answer = m.tell(events.LeasesReturned(1, [lease]))
     assert of(actions.ReadBoard, answer) == [actions.ReadBoard(1)]
-    again = leases(answer)[0].lease  # it has room, as it says
+    again = leases(answer)[0].lease  # the worker says that it has room
     answer = m.tell(events.BoardRead(1, lease, m.now_ns))
     assert of(actions.KillWorker, answer) == [actions.KillWorker(1, dump=True)]
     assert "given back" in of(actions.Report, answer)[0].reason

@@ -1,4 +1,4 @@
-"""Finished tasks that are run once more, and the errors that attempts leave behind."""
+"""Manual retries of finished tasks, and the errors that attempts leave behind."""
 
 from typing import Any
 
@@ -123,7 +123,7 @@ def test_a_task_that_was_retried_meanwhile_is_not_retried_twice(fleet: Any) -> N
     answer = retry(fleet, ended)
     again = events.EndedFound(late.requested, late.ids, [ended], late.rejected)
     assert codes(fleet.tell(again)) == {"a": NOT_ENDED}
-    # ... not even if the second life is over too: the store's answer was about the first.
+    # A late answer about the first life counts for nothing even after the second life.
     late = ask(fleet, "b")
     other = events.EndedTask(4, task("b"), FAILED)
     lease = of(actions.AssignLeases, answer)[0].leases[0].lease
@@ -208,7 +208,7 @@ def test_a_crash_leaves_how_the_worker_ended_and_a_poison_task_is_named(fleet: A
     assert "quarantined" in end.outcome.failure.message
 
 
-def test_a_worker_killed_at_the_time_out_leaves_that(fleet: Any) -> None:
+def test_a_worker_killed_at_the_timeout_leaves_that(fleet: Any) -> None:
     lease = lease_of(fleet.submit(task("a", timeout_ns=SECOND_NS)))
     fleet.wait(10 * SECOND_NS)
     fleet.tell(events.BoardRead(1, lease, 1000 * SECOND_NS))

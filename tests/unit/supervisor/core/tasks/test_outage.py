@@ -7,6 +7,7 @@ import pytest
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import QUEUE_FULL, SUCCEEDED, Completion, Rejection, TaskSpec
 from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.core.tasks.bulk import RUN_MIN
 from musterd.supervisor.core.tasks.outage import PATIENCE_NS
 from musterd.supervisor.core.tasks.refusals import STORE_FAILS_RETRY_NS
 from support.core import Muster, of
@@ -24,7 +25,7 @@ def rejections(answer: list[Any]) -> list[Rejection]:
 
 @pytest.fixture
 def fleet(muster: type[Muster]) -> Any:
-    """One worker, up and paused, and a disk that does not answer."""
+    """Return a fleet with one worker, up and paused, and a disk that does not answer."""
     fleet = muster()
     fleet.start()
     fleet.tell(events.PauseRequested((("p", -1),)))
@@ -34,7 +35,7 @@ def fleet(muster: type[Muster]) -> Any:
 
 @pytest.fixture
 def working(muster: type[Muster]) -> Any:
-    """The same with a worker that works."""
+    """Return a fleet with one worker at work, and a disk that does not answer."""
     fleet = muster()
     fleet.start()
     fleet.disk_works = False
@@ -47,11 +48,11 @@ def test_what_a_worker_has_had_is_not_withdrawn_and_ends_when_the_disk_works(wor
     assert [lease.id for lease in leases.leases] == ["runs"]
     working.tell(FULL)
     answer = working.complete(1, leases.leases[0].lease)
-    assert not of(actions.AssignLeases, answer)  # the other one is not given to anybody
+    assert not of(actions.AssignLeases, answer)  # the queued task goes to no worker
     (withdraw,) = of(actions.Withdraw, working.wait(PATIENCE_NS))
     assert withdraw.seqs == [2]
     answer = working.tell(events.TasksWithdrawn([2]))
-    assert not of(actions.Acknowledge, answer)  # with the other one, which waits for the disk
+    assert not of(actions.Acknowledge, answer)  # the same submit has `runs`, not on disk yet
     working.tell(events.StoreRecovered())
     answer = working.commit()
     (ack,) = of(actions.Acknowledge, answer)
@@ -67,14 +68,20 @@ def test_what_came_back_from_a_worker_is_not_withdrawn(working: Any) -> None:
     assert not of(actions.Withdraw, working.wait(PATIENCE_NS))
 
 
-def test_a_submit_is_refused_at_once_with_the_reason_and_a_retry_after(fleet: Any) -> None:
+@pytest.mark.parametrize("count", [2, 2 * RUN_MIN])  # one by one, and as one run
+def test_a_submit_is_refused_at_once_with_the_reason_and_a_retry_after(
+    fleet: Any, count: int
+) -> None:
     fleet.tell(FULL)
-    answer = fleet.submit(task("a"), task("b"))
+    ids = [str(number) for number in range(count)]
+    answer = fleet.submit(*map(task, ids))
     assert not of(actions.Persist, answer)
-    first, second = rejections(answer)
-    assert (first.id, second.id) == ("a", "b")
-    assert (first.code, first.retry_after_ns) == (QUEUE_FULL, STORE_FAILS_RETRY_NS)
-    assert "disk is full" in first.message
+    refused = rejections(answer)
+    assert [each.id for each in refused] == ids
+    assert {(each.code, each.retry_after_ns) for each in refused} == {
+        (QUEUE_FULL, STORE_FAILS_RETRY_NS)
+    }
+    assert all("disk is full" in each.message for each in refused)
     assert not fleet.fleet.tasks
 
 
@@ -107,12 +114,12 @@ def test_after_that_it_is_withdrawn_and_refused(fleet: Any) -> None:
     fleet.tell(FULL)
     (withdraw,) = of(actions.Withdraw, fleet.wait(PATIENCE_NS))
     assert withdraw.seqs == [1, 2]
-    assert "a" in fleet.fleet.tasks  # nobody knows yet
+    assert "a" in fleet.fleet.tasks  # the store has not answered yet
     answer = fleet.tell(events.TasksWithdrawn([1, 2]))
     assert [each.id for each in rejections(answer)] == ["a", "b"]
     assert not fleet.fleet.tasks
     fleet.tell(events.StoreRecovered())
-    assert not of(actions.Acknowledge, fleet.commit())  # once is enough
+    assert not of(actions.Acknowledge, fleet.commit())  # the client has its answer
     assert fleet.fleet.pools["p"].live == 0
     assert fleet.fleet.pools["p"].counters.submitted == 0
 
@@ -155,7 +162,7 @@ def test_a_request_whose_other_tasks_wait_for_the_disk_is_answered_with_them(fle
 
 
 def test_a_task_of_the_daemons_own_is_not_withdrawn(fleet: Any) -> None:
-    """Nobody waits for an answer, and a schedule counts on its run."""
+    """No client waits for an answer, and a schedule counts on its run."""
     fleet.fleet._intake.run(task("own"), 0)
     fleet.submit(task("a"))
     fleet.tell(FULL)
@@ -177,7 +184,7 @@ def test_a_withdrawn_task_does_not_get_the_result_of_its_key(muster: type[Muster
     assert [final.outcome.id for final in page.finished] == ["first"]
     answer = fleet.tell(events.TasksWithdrawn([3]))
     assert [each.id for each in rejections(answer)] == ["third"]
-    answer = fleet.commit()  # the second got to the disk after all, and runs by itself
+    answer = fleet.commit()  # the second task got to the disk after all, and runs by itself
     (leases,) = of(actions.AssignLeases, answer)
     assert [lease.id for lease in leases.leases] == ["second"]
     fleet.disk_works = True

@@ -1,4 +1,4 @@
-"""Pause, drain and resume: a person's word that no work is to be given out."""
+"""Pause, drain and resume: people stop the dispatch and let it go on."""
 
 from typing import Any
 
@@ -58,7 +58,7 @@ def test_a_drained_pool_refuses_tasks_and_says_who_can_change_that(muster: type[
     m.submit(spec("runs"), spec("waits"))
     m.tell(events.DrainRequested(POOL))
     (refusal,) = refused(m.submit(spec("late")))
-    assert refusal.code == QUEUE_FULL  # so that submit(wait=True) waits for the end of it
+    assert refusal.code == QUEUE_FULL  # so that submit(wait=True) waits for the end of the drain
     assert refusal.retry_after_ns > 0
     assert "musterctl resume p" in refusal.message
     assert m.fleet.pools["p"].held == 1, "what was accepted before is kept"

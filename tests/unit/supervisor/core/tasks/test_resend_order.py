@@ -1,4 +1,4 @@
-"""Submits and cancellations in the core: what a client asks in this order happens in this order."""
+"""Submits and cancellations of a client take effect in the order in which it sends them."""
 
 from random import Random
 
@@ -77,7 +77,7 @@ def test_a_caller_of_ours_is_refused_what_the_store_cannot_answer(fleet: Fleet) 
 
 
 def test_a_task_with_a_stolen_id_leaves_nothing_behind(fleet: Fleet) -> None:
-    """Else the true one could not be retried by hand when it has failed."""
+    """Otherwise the true task could not be retried by hand after it has failed."""
     submitted = resent(1)
     fleet.handle(1, submitted)
     stolen = structs.replace(submitted, tasks=[], rejected=[id_taken(SPEC)])

@@ -19,12 +19,12 @@ from musterd.supervisor.views.fleet import live_view
 from support.core import Muster
 
 NO_BREAKER = BreakerPolicy(enabled=False)
-LONGEST_SECONDS = 60  # of a pause, in the shared driver
+LONGEST_SECONDS = 60  # the longest pause in the shared driver
 
 
 class Site:
-    """A fleet with one site, which has `reserve` retries saved and earns `share` of one each, and
-    one `every` so many seconds."""
+    """A fleet with one site that has `reserve` retries saved, earns `share` of a retry with each
+    task, and one retry `every` so many seconds."""
 
     def __init__(
         self,
@@ -45,16 +45,16 @@ class Site:
         )
         m.policy = structs.replace(m.policy, target=policy)
         m.fleet = Fleet(m.policy, Random(1))
-        self.leases: dict[str, tuple[int, int]] = {}  # of those that run: worker, lease
-        self.began: list[tuple[str, int]] = []  # all attempts, in their order
-        self.firsts: set[tuple[int, str]] = set()  # that began, in each life of the daemon
+        self.leases: dict[str, tuple[int, int]] = {}  # worker and lease of each running task
+        self.began: list[tuple[str, int]] = []  # all attempts, in order
+        self.firsts: set[tuple[int, str]] = set()  # life of the daemon, task
         self.lives = 1
         self.ended: dict[str, Outcome] = {}
         self.facts: dict[tuple[str, str], bytes] = {}
         self.note(m.start())
 
     def note(self, answer: list[Any]) -> list[tuple[str, int]]:
-        """The attempts that begin with it."""
+        """Note the actions; return the attempts that began."""
         before = len(self.began)
         for each in answer:
             match each:
@@ -100,7 +100,7 @@ class Site:
         m = self.m
         left = []
         for task in m.fleet.tasks.values():
-            lost = bool(task.lease) and not task.begun_recorded  # nobody wrote that it had begun
+            lost = bool(task.lease) and not task.begun_recorded  # its beginning is not on disk
             old = events.Recovered(
                 *(task.seq, task.spec, 0, 0 if task.lease else task.queued_ns, 0),
                 *(task.attempt - lost, task.crashes, 0, task.begun_recorded),
@@ -284,7 +284,7 @@ def test_tasks_without_a_target_and_sites_without_a_share_have_no_budget(site: A
         assert s.facts == {}
 
 
-# The fixture is a class, the same for all examples.
+# The fixture is a class, which all examples may share.
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )

@@ -52,7 +52,7 @@ class Clockwork:
         self.begin()
 
     def begin(self) -> None:
-        """A life of the daemon, with what is on disk."""
+        """Begin a life of the daemon with what is on disk."""
         self.world = self._muster(self.size, **self.pool)
         schedule = SchedulePolicy("s", "p.x", self.timing, **self.policy)
         policy = msgspec.structs.replace(self.world.policy, schedules=(schedule,))
@@ -96,7 +96,7 @@ class Clockwork:
         return self.tell(events.ClockRead(self.wall_ns))
 
     def wait(self, nanoseconds: int) -> list[Any]:
-        """Both clocks go on, and the wall clock is read once a second."""
+        """Let both clocks go on; read the wall clock once a second."""
         answer = []
         while nanoseconds > 0:
             step_ns = min(SECOND_NS, nanoseconds)
@@ -111,7 +111,7 @@ class Clockwork:
         return self.read_clock()
 
     def finish(self, value: bytes = b"value", *, fail: bool = False) -> list[Any]:
-        """The worker is done with whatever it has."""
+        """End every lease that a worker holds."""
         answer = []
         for slot in self.world.slots:
             for lease in list(slot.leases):
@@ -123,7 +123,7 @@ class Clockwork:
         return answer
 
     def retry(self, spec: TaskSpec, seq: int) -> list[Any]:
-        """A person has a failed run run again."""
+        """Have a failed run retried by a person."""
         requested = events.RetryRequested(b"person", 1, [spec.id], self.wall_ns)
         (find,) = self.tell(requested)
         ended = [events.EndedTask(seq, spec, "failed")]
@@ -148,7 +148,7 @@ def made(answer: list[Any]) -> list[TaskSpec]:
 
 
 def instants(answer: list[Any]) -> list[int]:
-    """Seconds after noon of the runs that were made."""
+    """Return the instants of the runs that were made, in seconds after noon."""
     found = [int(spec.id.rpartition(".")[2].partition("-")[0], 16) for spec in made(answer)]
     return [(instant - NOON_NS) // SECOND_NS for instant in found]
 
@@ -511,7 +511,7 @@ def test_nothing_is_made_during_a_shutdown_and_the_next_start_catches_up(clockwo
     assert instants(clock.told) == [60]
 
 
-# -- people -----------------------------------------------------------------------------------
+# -- commands of people -----------------------------------------------------------------------
 
 
 def test_a_paused_schedule_makes_nothing_and_does_not_catch_up(clockwork: Any) -> None:
@@ -685,7 +685,7 @@ def test_a_change_is_told_after_its_commit_and_again_if_that_was_not_sure(clockw
     clock.world.disk_works = False
     clock.finish(b"two")
     assert changes(clock) == [], "not before it is on disk"
-    clock.restart()  # the page was written, and nobody heard of it
+    clock.restart()  # the page was written, but the core did not hear of it
     assert len(changes(clock)) == 1
     clock.wait(SECOND_NS)
     clock.restart()

@@ -1,4 +1,4 @@
-"""Handlers that wait for tasks: which waits can never end, and who is told."""
+"""Handlers that wait for tasks: which waits can never end, and which handlers are told."""
 
 from random import Random
 from typing import Any
@@ -18,7 +18,7 @@ PEER = b"client"
 
 
 class Waiting:
-    """A fleet of several pools, whose handlers wait."""
+    """A fleet of several pools with handlers that wait."""
 
     def __init__(self, **pools: Any) -> None:
         self.widths: dict[str, int] = {}
@@ -30,7 +30,7 @@ class Waiting:
             made.append(PoolPolicy(name, **{**quiet, **options}))
         self.fleet = Fleet(FleetPolicy(pools=tuple(made)), Random(1))
         self.now_ns = 1000 * SECOND_NS
-        self.leases: dict[str, tuple[int, int]] = {}  # of tasks: worker and lease
+        self.leases: dict[str, tuple[int, int]] = {}  # worker and lease of each task
         self.answered: list[actions.AnswerWait] = []
         self.reports: list[str] = []
         self._request = 0
@@ -56,13 +56,13 @@ class Waiting:
         self.fleet.validate()
 
     def submit(self, *ids: str, **options: Any) -> None:
-        """Tasks of these ids, named after the pool that they begin with: "a1"."""
+        """Submit tasks with these ids, each to the pool that its first letter names: "a1"."""
         specs = [TaskSpec(id_, f"{id_[0]}.x", b"", **options) for id_ in ids]
         self._request += 1
         self.tell(events.TasksSubmitted(PEER, self._request, specs, 10**18))
 
     def wait(self, id_: str, *others: str) -> int:
-        """The handler of this task begins to wait for one of the others."""
+        """Let the handler of a task begin to wait for one of the others."""
         worker, lease = self.leases[id_]
         self._request += 1
         self.tell(events.WaitBegun(worker, lease, self._request, list(others)))
@@ -80,7 +80,7 @@ class Waiting:
         self.now_ns = until_ns
 
     def told(self) -> list[int]:
-        """The requests that were answered within a second."""
+        """Let a second pass; return the requests that were answered."""
         self.pass_(SECOND_NS)
         found, self.answered = self.answered, []
         return [each.request for each in found]
@@ -141,7 +141,7 @@ def test_two_pools_that_wait_for_each_other() -> None:
     m = Waiting(a=1, b=1)
     m.submit("a1", "b1", "a2", "b2")
     m.wait("a1", "b2")
-    assert m.told() == []  # b1 runs
+    assert m.told() == []  # b1 still runs
     request = m.wait("b1", "a2")
     assert m.told() == [request]
 
@@ -151,7 +151,7 @@ def test_a_chain_over_three_pools_and_one_that_hangs_on_it() -> None:
     m.submit("a1", "b1", "c1", "d1", "a2", "b2", "c2")
     m.wait("a1", "b2")
     m.wait("b1", "c2")
-    hanging = m.wait("d1", "a1")  # in vain too, but it blocks nobody
+    hanging = m.wait("d1", "a1")  # waits in vain too, but blocks nobody
     assert m.told() == []
     closing = m.wait("c1", "a2")
     assert m.told() == [closing]
@@ -261,7 +261,7 @@ def test_nobody_waits_for_another_ones_lease() -> None:
 
 
 def _chain(length: int, order: list[int]) -> tuple[Waiting, list[int]]:
-    """Each of these tasks waits for the next, the last for nobody; and how much is looked at."""
+    """Let each task wait for the next, the last for none; note the tasks that are looked at."""
     m = Waiting(a=length)
     for number in range(length):
         m.submit(f"a{number}")
@@ -325,7 +325,7 @@ def test_a_worker_that_is_about_to_be_replaced_is_hope(
     pool = m.fleet.pools["a"]
     (slot,) = pool.slots
     if how == "worn":
-        slot.worn = "it had enough tasks"  # ends behind its task, and another one begins
+        slot.worn = "it had enough tasks"  # the worker ends after its task, and another one begins
     else:
-        monkeypatch.setattr(Pool, "beside", [slot])  # its successor starts
+        monkeypatch.setattr(Pool, "beside", [slot])  # a successor of the slot's worker starts
     assert not m.fleet._waits._hopeless()

@@ -1,4 +1,4 @@
-"""Workers that run several tasks at once: who gets what, and who is blamed."""
+"""Workers that run several tasks at once: which worker gets which task, and which is blamed."""
 
 from typing import Any
 
@@ -23,13 +23,13 @@ def specs(count: int, **fields: Any) -> list[TaskSpec]:
 
 
 def leased(answer: list[Any]) -> list[tuple[int, str]]:
-    """Who was given what."""
+    """Return (worker, task id) for each lease."""
     given = of(actions.AssignLeases, answer)
     return [(each.worker, lease.id) for each in given for lease in each.leases]
 
 
 def wide(muster: type[Muster], *widths: int, **policy: Any) -> Any:
-    """A fleet whose workers, numbered from 1, run so many tasks at once."""
+    """Return a fleet whose workers, numbered from 1, run `widths` tasks at once."""
     m = muster(size=len(widths), **policy)
     m.bring_up = lambda worker: [
         *m.tell(events.WorkerForked(worker, 5000 + worker)),

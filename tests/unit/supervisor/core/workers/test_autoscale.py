@@ -44,7 +44,7 @@ tasks.made = 0  # type: ignore[attr-defined]
 
 
 def pass_time(m: Any, nanoseconds: int) -> list[Any]:
-    """Time passes; whoever is spawned comes up at once."""
+    """Let time pass; bring up each spawned worker at once."""
     answer = []
     for _ in range(nanoseconds // (LOOK_NS // 2)):
         news = m.wait(LOOK_NS // 2)
@@ -55,7 +55,7 @@ def pass_time(m: Any, nanoseconds: int) -> list[Any]:
 
 
 def finish_all(m: Any) -> None:
-    """Every lease ends well, until nothing is left."""
+    """Complete every lease until none is left."""
     while busy := [
         (slot.worker, list(slot.leases))
         for pool in m.fleet.pools.values()
@@ -119,7 +119,7 @@ def test_the_first_task_of_an_empty_pool_starts_a_worker_at_once(muster: type[Mu
     finish_all(m)
     answer = pass_time(m, IDLE_NS + 2 * SECOND_NS)
     assert of(actions.StopWorker, answer) == [actions.StopWorker(1)]
-    # And once more, while the old worker is still on its way out.
+    # A task comes while the old worker is still stopping.
     m.submit(*tasks(1))
     answer = m.exit(1, code=0)
     assert of(actions.SpawnWorker, answer) == [actions.SpawnWorker(2, "p", 0)]
@@ -128,7 +128,7 @@ def test_the_first_task_of_an_empty_pool_starts_a_worker_at_once(muster: type[Mu
 def test_the_worker_that_goes_is_an_idle_one(muster: type[Muster]) -> None:
     m = muster(size=3, scaling=scaling(1, 3), task_timeout_ns=3600 * SECOND_NS)
     m.start()
-    # The last one works for long; with that, two of three are unused.
+    # The last worker has a long task; the other two of three are unused.
     m.submit(*tasks(3))
     for slot in m.slots[:2]:
         m.complete(slot.worker, *slot.leases, run_ns=SECOND_NS)
@@ -138,14 +138,14 @@ def test_the_worker_that_goes_is_an_idle_one(muster: type[Muster]) -> None:
     for stop in (1, 2):
         m.exit(stop, code=0)
     assert [slot.name for slot in m.slots] == ["p/2"]
-    # The next ones get the indices that are free.
+    # The next workers get the free indices.
     m.submit(*tasks(5))
     pass_time(m, 20 * SECOND_NS)
     assert [slot.name for slot in m.slots] == ["p/0", "p/1", "p/2"]
 
 
 def test_work_that_is_spread_over_all_workers_does_not_keep_them(muster: type[Muster]) -> None:
-    """Each of four did something all the time, but never two at once."""
+    """Each of four workers did something all the time, but never two at once."""
     m = muster(size=4, scaling=scaling(1, 4))
     m.start()
     used = set()
@@ -164,7 +164,7 @@ def test_a_pool_whose_workers_crash_does_not_grow(muster: type[Muster]) -> None:
     m.start()
     m.submit(*tasks(9))
     m.exit(m.slots[0].worker, code=1)
-    m.exit(m.slots[0].worker, code=1)  # this time it has to wait
+    m.exit(m.slots[0].worker, code=1)  # the second restart has to wait
     assert m.slots[0].state == "BACKOFF"
     assert scaled(m.wait(20 * SECOND_NS)) == []
 
@@ -244,7 +244,7 @@ def test_tasks_that_may_not_begin_are_no_reason_to_grow(muster: type[Muster]) ->
     )
     m.fleet = Fleet(m.policy, Random(1))
     m.start()
-    m.submit(*tasks(2))  # everybody is busy
+    m.submit(*tasks(2))  # all workers are busy
     m.submit(*tasks(20, target="slow"), *tasks(20, target="rare"))
     m.submit(*tasks(10, target="one", policy="few"), *tasks(10, target="two", policy="few"))
     load = load_of(m.fleet.pools["p"], m.now_ns)
@@ -271,7 +271,7 @@ def test_what_waits_on_disk_counts(muster: type[Muster]) -> None:
     m.submit(*tasks(20))
     pool = m.fleet.pools["p"]
     lane = pool.queue.levels[2].ring[0]
-    while lane.tasks:  # nothing is read back meanwhile
+    while lane.tasks:  # the disk reads nothing back
         m.complete(m.slots[0].worker, *m.slots[0].leases, run_ns=SECOND_NS)
     load = load_of(pool, m.now_ns)
     assert (load.ready, load.waited_ns, load.work_ns) == (lane.alive, 0, lane.alive * SECOND_NS)
@@ -282,7 +282,7 @@ def test_what_waits_on_disk_counts(muster: type[Muster]) -> None:
 
 
 def memory(m: Any, share: float, workers: int = 100) -> None:
-    """A machine with room for so many workers, and how much of it is in use."""
+    """Tell of a machine with room for `workers`, of which `share` is in use."""
     total = workers * UNKNOWN_BYTES
     m.tell(events.MemorySampled((events.MemorySource("the machine", total, int(share * total)),)))
 
@@ -303,7 +303,7 @@ def test_a_pool_grows_by_no_more_than_fits(muster: type[Muster]) -> None:
     m = muster(size=8, scaling=scaling(1, 32))
     m.start()
     m.wait(5 * SECOND_NS)
-    memory(m, 0.595)  # up to 65% is room for five
+    memory(m, 0.595)  # five more workers fit below 65%
     m.submit(*tasks(99))
     answer = pass_time(m, 20 * SECOND_NS)
     assert scaled(answer) == ["from 8 to 13: queue waits 1.0 s"]
@@ -337,7 +337,7 @@ def test_what_memory_holds_back_comes_before_any_growth() -> None:
     assert scaler.wish(SECOND_NS, load) == Wish(4)
 
 
-# -- a person's word --------------------------------------------------------------------------
+# -- commands of people -----------------------------------------------------------------------
 
 
 def test_a_person_overrides_until_that_is_taken_back(muster: type[Muster]) -> None:
@@ -389,7 +389,7 @@ def test_auto_gives_a_fixed_pool_its_configured_size(muster: type[Muster]) -> No
 
 
 def fleet_of(m: Any, workers_max: int, **pools: tuple[int, int, int]) -> None:
-    """Pools by name: size, min, max. All workers are up."""
+    """Make pools of (size, min, max) by name, with all workers up."""
     m.policy = FleetPolicy(
         pools=tuple(
             PoolPolicy(name, size, scaling=scaling(low, high))

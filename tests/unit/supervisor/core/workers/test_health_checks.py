@@ -1,4 +1,4 @@
-"""The rounds: who gives no sign of life is killed, who is well is left alone."""
+"""Health checks: a worker without a sign of life is killed, a healthy one is left alone."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ HEALTH = {"health_timeout_ns": 40 * SECOND_NS}
 
 
 def boards(m: Any, *quiet_seconds: int, lease: int = 0, checking: int = 0) -> list[Any]:
-    """All workers' boards, the last signs of life so long ago."""
+    """Read all boards; each worker gave its last sign of life so many seconds ago."""
     return m.tell(
         events.BoardsRead(
             [
@@ -30,7 +30,7 @@ def boards(m: Any, *quiet_seconds: int, lease: int = 0, checking: int = 0) -> li
 
 
 def settle(m: Any, seconds: int = 100) -> None:
-    """Let the workers be up for so long, and well all the while."""
+    """Let the workers be up and well for so many seconds."""
     for _ in range(seconds // 5):
         m.wait(5 * SECOND_NS)
         boards(m, 0)
@@ -44,7 +44,7 @@ def test_all_workers_are_looked_at_in_one_go_every_few_seconds(muster: type[Must
     assert m.wait(CHECK_NS) == [actions.ReadBoards([1, 2, 3])]
 
 
-def test_a_short_time_out_makes_for_frequent_rounds_but_not_for_ever_more(
+def test_a_short_timeout_makes_for_frequent_rounds_but_not_for_ever_more(
     muster: type[Muster],
 ) -> None:
     m = muster(heartbeat_timeout_ns=4 * SECOND_NS)

@@ -62,7 +62,7 @@ def test_workers_in_line_for_a_nursery_that_forks_are_not_late(muster: type[Must
     assert of(actions.StopForkServer, answer) == [actions.StopForkServer("p")]
 
 
-def test_a_hello_after_the_start_time_out_brings_no_work(muster: type[Muster]) -> None:
+def test_a_hello_after_the_start_timeout_brings_no_work(muster: type[Muster]) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -150,7 +150,7 @@ def test_one_fatal_slot_does_not_disturb_the_others(muster: type[Muster]) -> Non
     worker = 1
     for _ in range(4):
         answer = m.exit(worker) + m.wait(5 * SECOND_NS)
-        worker += 1 if worker > 1 else 2  # the other slot has number 2
+        worker += 1 if worker > 1 else 2  # worker 2 is in the other slot
     assert of(actions.SpawnWorker, answer) == []
     assert states(m) == ["FATAL", "RUNNING"]
     assert of(actions.AssignLeases, m.submit(TaskSpec("t", "p.x", b"")))[0].worker == 2
@@ -228,11 +228,11 @@ def test_a_class_that_is_not_loaded_in_time_is_loaded_again_with_pauses(
     assert m.wait(3600 * SECOND_NS) == []
 
 
-def test_news_of_a_nursery_that_was_given_up_is_ignored(muster: type[Muster]) -> None:
+def test_news_of_a_fork_server_that_was_given_up_is_ignored(muster: type[Muster]) -> None:
     m = muster(start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
-    m.wait(SECOND_NS)  # the second one is loading
-    m.wait(SECOND_NS)  # and given up, too
+    m.wait(SECOND_NS)  # the second fork server loads
+    m.wait(SECOND_NS)  # the core gives up the second one, too
     assert m.tell(events.ForkServerReady("p", ())) == []
     assert m.tell(events.ForkServerFailed("p", "nope")) == []
     assert states(m) == ["BACKOFF"]

@@ -1,4 +1,4 @@
-"""What the core does when memory gets tight, and when it is not any more."""
+"""Memory pressure: what the core does when memory gets tight, and when there is room again."""
 
 from random import Random
 from typing import Any
@@ -23,7 +23,7 @@ PATIENCE = MemoryPolicy().patience_ns // SECOND_NS
 
 
 class Bench:
-    """A fleet whose memory is told once a second."""
+    """A fleet that is told of its memory once a second."""
 
     def __init__(self, **sizes: int) -> None:
         self.total = 100 * GIB
@@ -62,7 +62,7 @@ class Bench:
         return answer
 
     def busy(self, worker: int) -> int:
-        """The lease it holds, 0 for none."""
+        """Return the lease that a worker holds, 0 for none."""
         for pool in self.fleet.pools.values():
             for slot in pool.slots:
                 if slot.worker == worker:
@@ -75,7 +75,7 @@ class Bench:
         return self.tell(MemorySampled((source,), workers=dict(self.pss), **more))
 
     def seconds(self, count: float, used: float | None = None, **more: Any) -> None:
-        """One sample a second; the deadlines in between are kept."""
+        """Let seconds pass; tell one sample a second, and keep the deadlines in between."""
         for _ in range(int(count)):
             self.now_ns += SECOND_NS
             if (due_ns := self.fleet.next_deadline()) is not None and due_ns <= self.now_ns:
@@ -262,7 +262,7 @@ def test_a_stall_where_most_memory_is_free_is_somebody_elses() -> None:
 def test_no_more_workers_are_made_than_fit() -> None:
     b = Bench(a=1)
     b.pss = {1: 10 * GIB}
-    b.seconds(5, 0.3)  # measured, and settled
+    b.seconds(5, 0.3)  # the worker is measured and has settled
     b.tell(events.ScaleRequested("a", 10))
     assert b.running("a") == 4, "three more of 10% each stay below 65%"
     assert b.told == ["memory.held"]

@@ -21,14 +21,14 @@ def spawned(answer: list[Any]) -> list[int]:
 
 
 def run_one(m: Any, id_: str, worker: int = 1) -> list[Any]:
-    """One task, from submit to result; what its result brings about."""
+    """Run one task from submit to result; return what the result brings about."""
     (given,) = of(actions.AssignLeases, m.submit(TaskSpec(id_, "p.x", b"")))
     assert given.worker == worker
     return m.complete(worker, given.leases[0].lease, run_ns=SECOND_NS)
 
 
 def wear_out(m: Any) -> int:
-    """Runs the one task that wears worker 1 out; the number of its successor."""
+    """Run the one task that wears worker 1 out; return the number of its successor."""
     (successor,) = spawned(run_one(m, "t"))
     return successor
 
@@ -144,7 +144,7 @@ def test_no_worker_runs_more_than_max_tasks_while_another_is_on_its_way(
 ) -> None:
     m = muster(max_tasks=1)
     m.start()
-    m.learn_tiny()  # one task: it is worn
+    m.learn_tiny()  # one task wears the worker out
     answer = m.submit(*[TaskSpec(f"t{n}", "p.x", b"") for n in range(40)])
     assert of(actions.AssignLeases, answer) == []
     (given,) = of(actions.AssignLeases, m.bring_up(2))
@@ -309,7 +309,7 @@ MEGABYTE = 1024 * 1024
 
 
 def weigh(m: Any, used: float = 0.1, **workers: int) -> list[Any]:
-    """A look at the memory: the share in use, and megabytes of workers w1, w2, ..."""
+    """Tell a sample of the memory: the share in use, and megabytes of workers w1, w2, ..."""
     total = 100_000 * MEGABYTE
     source = events.MemorySource("the machine's memory", total, int(used * total))
     sizes = {int(name[1:]): size * MEGABYTE for name, size in workers.items()}

@@ -1,4 +1,4 @@
-"""Another build of a pool: tried with one worker, then slot by slot; or given up."""
+"""A new build of a pool: tried with one worker, then slot by slot, or given up."""
 
 from typing import Any
 
@@ -83,9 +83,9 @@ def test_a_class_that_cannot_be_loaded_changes_nothing(fleet: Any) -> None:
     assert m.fleet.pools["p"].rollout_problem == "no module"
     assert not of(actions.StopWorker, answer)
     assert builds(m) == [OLD, OLD]
-    # What crashes now comes back from the old build.
+    # A worker that crashes now comes back from the old build.
     assert of(actions.SpawnWorker, m.exit(1)) == [actions.SpawnWorker(3, "p", 0, OLD)]
-    # And the next reload tries once more, although nothing is different.
+    # The next reload tries the new build once more, although nothing has changed.
     assert of(actions.StartForkServer, change(m)) == [actions.StartForkServer("p", NEW)]
 
 
@@ -254,7 +254,7 @@ def test_later_workers_that_fail_again_and_again_end_the_roll(fleet: Any) -> Non
         answer = m.exit(spawn.worker)
     assert "pool.roll_failed" in reports(answer)
     assert builds(m) == [NEW, OLD]
-    # The next reload goes on with the rest.
+    # The next reload goes on with the other slots.
     (spawn,) = of(actions.SpawnWorker, change(m))
     assert (spawn.index, spawn.build) == (1, NEW)
 

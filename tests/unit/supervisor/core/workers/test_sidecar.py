@@ -32,7 +32,7 @@ class Rig:
         return [each for each in self.fleet.handle(self.now_ns, event) if isinstance(each, WEB)]
 
     def wait(self, nanoseconds: int) -> list[object]:
-        """What is decided within that time if nothing happens."""
+        """Let time pass; return what is decided when nothing else happens."""
         end_ns, out = self.now_ns + nanoseconds, []
         while (due_ns := self.fleet.next_deadline()) is not None and due_ns <= end_ns:
             self.now_ns = max(self.now_ns, due_ns)

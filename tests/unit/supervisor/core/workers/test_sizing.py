@@ -24,7 +24,7 @@ def states(m: Any) -> list[str]:
 
 
 def limit(m: Any, number: int | None) -> list[Any]:
-    """Memory allows so many; the size stays what it is."""
+    """Let memory allow so many workers; keep the size."""
     pool = m.fleet.pools["p"]
     pool.limit = number
     return m.tell(events.ScaleRequested("p", pool.size))

@@ -1,4 +1,4 @@
-"""Which pools keep a spare, and what makes an end of it: decided without processes."""
+"""Which pools keep a spare, and when a spare is given up: decided without processes."""
 
 import os
 from collections.abc import Iterator
@@ -19,12 +19,12 @@ from support.core import Muster, of
 
 
 def told(answer: list[Any]) -> list[list[str]]:
-    """The pools that are to keep a spare, each time the core says so."""
+    """Return the pools that are to keep a spare, for each time the core says so."""
     return [sorted(name for name, _ in each.kept) for each in of(actions.KeepSpares, answer)]
 
 
 def tick(m: Any) -> list[Any]:
-    """The second after which the core looks at all."""
+    """Let a second pass, after which the core looks at all pools."""
     m.now_ns += SECOND_NS
     answer: list[Any] = m.tell(events.ClockRead(10**18 + m.now_ns))
     return answer
@@ -83,7 +83,7 @@ def test_what_is_told_of_a_descriptor_that_was_closed_reaches_nobody_else() -> N
     called: list[str] = []
 
     def close(other: int) -> None:
-        """What both are watched for; the number of the other is another's from now on."""
+        """Close the other watched descriptor; give its number to a stranger."""
         called.append("closed")
         watch.remove(other)
         os.dup2(quiet, other)
@@ -105,7 +105,7 @@ SLOT = ("p", 0)
 
 
 class Looks:
-    """A census of a machine on which processes are found that are not there."""
+    """A census of a machine whose processes the test makes up."""
 
     def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.found: dict[int, list[int]] = {}
@@ -168,7 +168,7 @@ def test_an_init_on_its_way_out_is_nothing_that_was_left(looks: Looks) -> None:
     assert looks.census.due() == set()
 
 
-# -- what a spare says --------------------------------------------------------------------------
+# -- output of spares ---------------------------------------------------------------------------
 
 
 def test_a_spare_is_heard_under_its_pool_until_it_is_introduced() -> None:
