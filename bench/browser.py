@@ -27,14 +27,14 @@ from typing import Any
 import click
 import psutil
 from command import benchmark, carry_out
-from figures import BYTES, PER_MINUTE, SECONDS, Figure, Measure, Target, Verdict, judge
+from figures import BYTES, PER_MINUTE, SECONDS, Figure, Measure, Target, Verdict, judged
 from fleet import BenchError, Fleet, disk_directory
 from memory import pss
 from msgspec import Struct
 from plan import ANSWER_SECONDS
 from playwright.async_api import Browser, Playwright, async_playwright
 from rich.console import Console
-from table import print_measure
+from table import measured
 
 from musterd import Client
 from musterd.workers.browser import find_executable
@@ -332,25 +332,19 @@ class Report(Struct, kw_only=True):
 def run(plan: Plan, names: list[str], executables: list[str], console: Console) -> Report:
     load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
     console.print(f"{processors} processors, load {load:.1f}, {', '.join(executables)}")
-    measures: list[Measure] = []
     with (
         tempfile.TemporaryDirectory(prefix="musterd-bench-", dir=disk_directory()) as place,
         sample_site() as site,
     ):
         stage = Stage(plan=plan, folder=Path(place), executables=executables, site=site)
-        for name in names:
-            with console.status(f"measuring {name} ..."):
-                found = MEASURES[name](stage)
-            if found is not None:
-                measures.append(found)
-                print_measure(console, found)
+        measures = measured(names, lambda name: MEASURES[name](stage), console)
     return Report(
         load=load,
         processors=processors,
         executables=executables,
         plan=plan,
         measures=measures,
-        targets=[each for target in TARGETS if (each := judge(target, measures)) is not None],
+        targets=judged(TARGETS, measures),
     )
 
 
@@ -369,10 +363,10 @@ def main(
     """Measure browser workers side by side with bare Playwright scripts."""
     plan, names = QUICK if quick else FULL, list(only or MEASURES)
 
-    def measured(console: Console) -> Report:
+    def report(console: Console) -> Report:
         return run(plan, names, list(executables) or installed(), console)
 
-    carry_out("browser-", measured, quick=quick, path=path)
+    carry_out("browser-", report, quick=quick, path=path)
 
 
 def installed() -> list[str]:

@@ -24,7 +24,7 @@ from figures import (
     Measure,
     Target,
     Verdict,
-    judge,
+    judged,
 )
 from fleet import BENCH_WORKERS, PARSER_WORKER, BenchError, Fleet, disk_directory
 from msgspec import Struct
@@ -32,7 +32,7 @@ from plan import ANSWER_SECONDS, ARGUMENT
 from processes import anonymous, processor_seconds
 from recovery import READY, replacement
 from rich.console import Console
-from table import print_measure
+from table import measured
 
 from musterd import Client
 from musterd.ipc.client.sync_client import TaskHandle
@@ -302,13 +302,10 @@ class Report(Struct, kw_only=True):
 def run(plan: Plan, names: list[str], console: Console) -> Report:
     load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
     console.print(f"{processors} processors, load {load:.1f}")
-    measures = []
     with tempfile.TemporaryDirectory(prefix="musterd-bench-", dir=disk_directory()) as place:
-        for name in names:
-            with console.status(f"measuring {name} ..."):
-                measures.append(MEASURES[name](plan, Path(place) / name))
-            print_measure(console, measures[-1])
-    verdicts = [found for target in TARGETS if (found := judge(target, measures)) is not None]
+        folder = Path(place)
+        measures = measured(names, lambda name: MEASURES[name](plan, folder / name), console)
+    verdicts = judged(TARGETS, measures)
     return Report(load=load, processors=processors, plan=plan, measures=measures, targets=verdicts)
 
 

@@ -5,6 +5,7 @@ the machine hits all of them; a ratio is taken within each round, and the median
 """
 
 import statistics
+from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -130,6 +131,11 @@ def ratios(figure: Figure, base: Figure) -> list[float]:
     if len(figure.samples) == len(base.samples):
         return [ours / theirs for ours, theirs in zip(figure.samples, base.samples, strict=True)]
     return [sample / base.median for sample in figure.samples]
+
+
+def judged(targets: Iterable[Target], measures: list[Measure]) -> list[Verdict]:
+    """Return the verdicts on targets that were measured."""
+    return [found for target in targets if (found := judge(target, measures)) is not None]
 
 
 def judge(target: Target, measures: list[Measure]) -> Verdict | None:

@@ -25,7 +25,7 @@ from msgspec import Struct
 from plan import ANSWER_SECONDS, ARGUMENT, WORKERS, Standing
 from processes import processor_seconds
 from rich.console import Console
-from table import print_measure
+from table import measured
 
 from musterd import Client
 
@@ -164,12 +164,8 @@ class Report(Struct, kw_only=True):
 def run(plan: Plan, names: list[str], console: Console) -> Report:
     load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
     console.print(f"{processors} processors, load {load:.1f}")
-    measures = []
     with tempfile.TemporaryDirectory(prefix="musterd-bench-", dir=disk_directory()) as place:
-        for name in names:
-            with console.status(f"measuring {name} ..."):
-                measures.append(measure(name, plan, Path(place)))
-            print_measure(console, measures[-1])
+        measures = measured(names, lambda name: measure(name, plan, Path(place)), console)
     return Report(load=load, processors=processors, plan=plan, measures=measures)
 
 

@@ -16,12 +16,12 @@ import recovery
 import roundtrip
 import throughput
 from command import benchmark, carry_out
-from figures import TARGETS, Measure, Verdict, judge
+from figures import TARGETS, Measure, Verdict, judged
 from fleet import Fleet, disk_directory, filesystem_of, fsync_seconds
 from msgspec import Struct
 from plan import FULL, POOLS, QUICK, Plan, Stage
 from rich.console import Console
-from table import print_measure, shown
+from table import measured, shown
 
 from musterd import __version__
 
@@ -69,14 +69,10 @@ def run(plan: Plan, names: list[str], console: Console) -> Report:
             machine = _machine(folder, durable, load)
             _introduce(console, machine)
             stage = Stage(plan=plan, folder=folder, durable=durable, memory=in_memory)
-            measures = []
-            for each in names:
-                with console.status(f"measuring {each} ..."):
-                    measures.append(MEASURES[each](stage))
-                print_measure(console, measures[-1])
+            measures = measured(names, lambda name: MEASURES[name](stage), console)
             for fleet in (durable, in_memory):
                 _show_log(console, fleet)
-    verdicts = [found for target in TARGETS if (found := judge(target, measures)) is not None]
+    verdicts = judged(TARGETS, measures)
     return Report(machine=machine, plan=plan, measures=measures, targets=verdicts)
 
 

@@ -1,5 +1,7 @@
 """Print figures: a table per measure, then a line per target."""
 
+from collections.abc import Callable, Iterable
+
 from figures import (
     BYTES,
     COUNT,
@@ -31,6 +33,20 @@ def shown(value: float, unit: str) -> str:
             return f"{value:.2f} s"
         return f"{value * 1e3:.1f} ms" if value >= 0.01 else f"{value * 1e6:.0f} µs"
     return f"{value:.2f}x"
+
+
+def measured(
+    names: Iterable[str], measure: Callable[[str], Measure | None], console: Console
+) -> list[Measure]:
+    """Measure one after the other, and print each; without those that cannot be measured here."""
+    measures = []
+    for name in names:
+        with console.status(f"measuring {name} ..."):
+            found = measure(name)
+        if found is not None:
+            measures.append(found)
+            print_measure(console, found)
+    return measures
 
 
 def print_measure(console: Console, measure: Measure) -> None:

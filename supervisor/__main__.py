@@ -135,14 +135,14 @@ def web(
 
     The daemon does this itself where http.listen is set.
     """
-    from musterd.supervisor.settings.web import settings_of
+    from musterd.supervisor.settings.sidecars import web_settings
     from musterd.supervisor.web.server import run as serve
 
     if listen is not None:
         overrides = (*overrides, f"http.listen={listen}")
     loaded = _load(files, profile, overrides)
     try:
-        settings = settings_of(loaded.config)
+        settings = web_settings(loaded.config)
     except ConfigurationError as error:
         _fail(EXIT_CONFIGURATION, str(error))
     sys.exit(serve(settings))

@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import re
-import selectors
 import signal
 import subprocess
 import sys
@@ -27,12 +26,17 @@ from msgspec import Struct
 from musterd.ipc.secrets.forms import Written, scrub
 from musterd.ipc.secrets.lookup import MissingSecret, find_secret, read_secret
 from musterd.supervisor.alerts.settings import Destination
-from musterd.supervisor.processes.handles import how_it_ended
-from musterd.supervisor.system.linux import become_subreaper, descendants, die_with_parent, family
+from musterd.supervisor.processes.handles import follow_output, how_it_ended
+from musterd.supervisor.system.linux import (
+    become_subreaper,
+    descendants,
+    die_with_parent,
+    family,
+    memory_file,
+)
 
 ERROR_CHARS_MAX = 300
 SAID_BYTES_MAX = 2000  # the end of a command's output
-READ_BYTES = 65536
 KILL_SECONDS = 5.0  # until processes that survive SIGKILL are ignored
 # Shorter parts of a URL could be words of any message.
 PART_CHARS_MIN = 6
@@ -117,9 +121,7 @@ def notify(url: str, call: Delivery) -> None:
 def run(call: Delivery) -> None:
     """Run the command; Undelivered unless it exits with 0 in time."""
     seconds = call.destination.timeout_ns / 1e9
-    given = os.memfd_create("alert", os.MFD_CLOEXEC)
-    os.write(given, msgspec.json.encode(call.data) + b"\n")
-    os.lseek(given, 0, os.SEEK_SET)
+    given = memory_file(msgspec.json.encode(call.data) + b"\n")
     become_subreaper()  # all its processes stay below us
     try:
         process = subprocess.Popen(
@@ -133,42 +135,22 @@ def run(call: Delivery) -> None:
         raise Undelivered(f"cannot start the command: {error.strerror}") from None
     finally:
         os.close(given)
-    ended, said = _follow(process, seconds)
-    code = process.poll()
+    said = b""
+
+    def keep(data: bytes) -> None:
+        nonlocal said
+        said = (said + data)[-SAID_BYTES_MAX:]
+
+    ended = follow_output(process, seconds, keep)
+    code = process.wait() if ended else None
     kill_all()
+    if process.stdout is not None:
+        process.stdout.close()
     words = said.decode(errors="replace").strip()[-ERROR_CHARS_MAX:]
     if not ended:
         raise Undelivered(f"the command was killed after its timeout of {seconds:g} s")
     if code:
         raise Undelivered(f"the command {how_it_ended(code)}" + (f": {words}" if words else ""))
-
-
-def _follow(process: "subprocess.Popen[bytes]", seconds: float) -> tuple[bool, bytes]:
-    """Return whether the command ended in time, and the end of its output."""
-    deadline = time.monotonic() + seconds
-    output = process.stdout
-    assert output is not None
-    os.set_blocking(output.fileno(), False)
-    pidfd = os.pidfd_open(process.pid)
-    said = b""
-    with selectors.DefaultSelector() as selector, output:
-        selector.register(output, selectors.EVENT_READ)
-        selector.register(pidfd, selectors.EVENT_READ)
-        while (left := deadline - time.monotonic()) > 0:
-            ready = [key.fd for key, _ in selector.select(left)]
-            if output.fileno() in ready:
-                data = output.read(READ_BYTES) or b""
-                said = (said + data)[-SAID_BYTES_MAX:]
-                if not data:
-                    selector.unregister(output)
-            if pidfd in ready and output.fileno() not in ready:
-                break
-        else:
-            os.close(pidfd)
-            return False, said
-    os.close(pidfd)
-    process.wait()
-    return True, said
 
 
 def kill_all() -> None:

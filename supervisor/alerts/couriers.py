@@ -11,9 +11,11 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct
 
+from musterd.supervisor.alerts.courier import Delivery, Outcome
 from musterd.supervisor.alerts.rules import Message
 from musterd.supervisor.alerts.settings import Destination
 from musterd.supervisor.alerts.wording import as_data, body, severity, title
+from musterd.supervisor.system.linux import memory_file
 
 COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.alerts.courier")  # -P: cwd is not first
 COURIERS_MAX = 4  # at a time: each takes some 50 MB with apprise
@@ -30,10 +32,6 @@ class _Courier(Struct, eq=False):
     deadline_ns: int
     then: Then
     overdue: bool = False
-
-
-class _Outcome(Struct):
-    error: str = ""
 
 
 class Couriers:
@@ -62,17 +60,15 @@ class Couriers:
     def _make(
         self, now_ns: int, message: Message, destination: Destination, then: Then
     ) -> _Courier:
-        call = {
-            "destination": destination,
-            "title": title(message, self._host),
-            "body": body(message),
-            "severity": severity(message),
-            "data": as_data(message, self._host),
-        }
-        given = os.memfd_create("call", os.MFD_CLOEXEC)  # not in arguments, which ps shows
+        call = Delivery(
+            destination,
+            title(message, self._host),
+            body(message),
+            severity(message),
+            as_data(message, self._host),
+        )
+        given = memory_file(msgspec.json.encode(call))  # not in arguments, which ps shows
         try:
-            os.write(given, msgspec.json.encode(call))
-            os.lseek(given, 0, os.SEEK_SET)
             process = subprocess.Popen(
                 [*COMMAND, str(os.getpid())],
                 stdin=given,
@@ -108,7 +104,7 @@ class Couriers:
             error = "it was killed: it took too long"
         else:
             try:
-                error = msgspec.json.decode(said, type=_Outcome).error
+                error = msgspec.json.decode(said, type=Outcome).error
             except msgspec.DecodeError:
                 error = f"its courier ended with {code} and said nothing"
         courier.then(error)

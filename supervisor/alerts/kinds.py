@@ -170,7 +170,7 @@ class Happening(Struct, frozen=True):
 # -- surveys ----------------------------------------------------------------------------------
 
 
-class Verdict(Enum):
+class Finding(Enum):
     HOLDS = "holds"
     OVER = "over"
     UNKNOWN = "unknown"
@@ -200,14 +200,14 @@ class Survey(Struct, frozen=True):
     problem: str = ""  # of the daemon
     web: str = ""  # the state of the web process
 
-    def verdict(self, kind: str, subject: str) -> Verdict:
+    def finding(self, kind: str, subject: str) -> Finding:
         """Return whether this condition holds."""
         area, _, what = kind.partition(".")
         match area:
             case "worker":
-                found = self._worker(what, subject)
+                found = self._state(what, subject, self.workers.get(subject))
             case "pool":
-                found = self._pool(what, subject)
+                found = self._state(what, subject, self.pools.get(subject))
             case "breaker":
                 found = _sure(self.breakers.get(subject, "closed") in _OPEN[kind])
             case "memory":  # over only when memory is normal again
@@ -216,34 +216,24 @@ class Survey(Struct, frozen=True):
                 found = _sure(subject in self.paused)
             case "web":
                 up = self.web in ("", "up")  # "": there is no web process
-                found = Verdict.OVER if up else Verdict.UNKNOWN
+                found = Finding.OVER if up else Finding.UNKNOWN
             case "daemon":  # not silent: it has just answered
-                found = Verdict.OVER
+                found = Finding.OVER
             case _:
-                found = Verdict.UNKNOWN if self.problem else Verdict.OVER
+                found = Finding.UNKNOWN if self.problem else Finding.OVER
         return found
 
-    def _worker(self, what: str, name: str) -> Verdict:
-        state = self.workers.get(name)
+    def _state(self, what: str, name: str, state: str | None) -> Finding:
+        """Return whether this is so of a worker or a pool; one that is gone is in no state."""
         if state is None:
-            return Verdict.OVER  # the slot is gone
-        if what in ("paused", "drained"):
-            return _sure(self.pauses.get(name) == what)
-        if state == "FATAL":
-            return Verdict.HOLDS
-        return Verdict.OVER if state in _UP or state == "STOPPED" else Verdict.UNKNOWN
-
-    def _pool(self, what: str, name: str) -> Verdict:
-        state = self.pools.get(name)
-        if state is None:
-            return Verdict.OVER
+            return Finding.OVER
         if what in ("paused", "drained"):
             return _sure(self.pauses.get(name) == what)
         if what == "roll_failed":
-            return Verdict.UNKNOWN
+            return Finding.UNKNOWN
         if state == "FATAL":
-            return Verdict.HOLDS
-        return Verdict.OVER if state in _UP or state == "STOPPED" else Verdict.UNKNOWN
+            return Finding.HOLDS
+        return Finding.OVER if state in _UP or state == "STOPPED" else Finding.UNKNOWN
 
     def standing(self) -> list[Happening]:
         """Return the conditions that hold, whether events reported them or not."""
@@ -276,5 +266,5 @@ class Survey(Struct, frozen=True):
         return found
 
 
-def _sure(holds: bool) -> Verdict:
-    return Verdict.HOLDS if holds else Verdict.OVER
+def _sure(holds: bool) -> Finding:
+    return Finding.HOLDS if holds else Finding.OVER

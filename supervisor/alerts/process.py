@@ -25,8 +25,8 @@ from msgspec import Raw
 from musterd.supervisor.alerts.couriers import Couriers
 from musterd.supervisor.alerts.kinds import KINDS, Happening, Survey, matching
 from musterd.supervisor.alerts.link import Asking, Following, Gone
-from musterd.supervisor.alerts.memory import Memory, MemoryFile
 from musterd.supervisor.alerts.rules import Alerting, Message, Stage
+from musterd.supervisor.alerts.saved_state import SavedState, StateFile
 from musterd.supervisor.alerts.settings import AlertSettings
 from musterd.supervisor.alerts.surveying import Surveyor
 from musterd.supervisor.api import rpc
@@ -58,8 +58,8 @@ class AlertProcess:
         self._selector = selectors.DefaultSelector()
         self._couriers = Couriers(self._selector, socket.gethostname())
         self._alerting = Alerting(settings.rules)
-        self._file = MemoryFile(settings.state_file)
-        self._memory: Memory | None = None
+        self._file = StateFile(settings.state_file)
+        self._saved: SavedState | None = None
         self._asking: Asking | None = None
         self._following: Following | None = None
         self._surveyor = Surveyor(self._surveyed)
@@ -261,23 +261,23 @@ class AlertProcess:
             self._surveyor.ask(asking)
 
     def _surveyed(self, survey: Survey, pid: int, started: float) -> None:
-        now_ns, memory = time.monotonic_ns(), self._memory
-        assert memory is not None
+        now_ns, saved = time.monotonic_ns(), self._saved
+        assert saved is not None
         if self._orphan_ns is not None:
             return  # this may be another daemon
         self._answered_ns, self._silent = now_ns, False
-        another = pid != memory.daemon_pid or abs(started - memory.daemon_started) > 2
-        if memory.daemon_pid and another and not memory.stopped:
+        another = pid != saved.daemon_pid or abs(started - saved.daemon_started) > 2
+        if saved.daemon_pid and another and not saved.stopped:
             self._happened(Happening("daemon.crashed", at=time.time()))
         self._dirty = self._dirty or another or self._alerting.holding
-        memory.daemon_pid, memory.daemon_started, memory.stopped = pid, started, False
+        saved.daemon_pid, saved.daemon_started, saved.stopped = pid, started, False
         self._alerting.surveyed(now_ns, survey, time.time())
 
     # -- events -------------------------------------------------------------------------------
 
     def _event(self, fields: dict[str, Any], before: bool) -> None:
-        memory = self._memory
-        assert memory is not None
+        saved = self._saved
+        assert saved is not None
         if "dropped" in fields:
             self._survey(time.monotonic_ns())
             return
@@ -285,22 +285,22 @@ class AlertProcess:
             if not before:
                 self._test(str(fields.get("reason", "")), str(fields.get("digest", "")))
             return
-        at, seen_at = float(fields.get("at", 0.0)), memory.seen_at
-        first = before and memory.daemon_pid == 0  # events before our first start are history
+        at, seen_at = float(fields.get("at", 0.0)), saved.seen_at
+        first = before and saved.daemon_pid == 0  # events before our first start are history
         known = before and (at < seen_at or (at == seen_at and self._skip > 0))
         if known:
             self._skip -= at == seen_at
             return
-        memory.seen_count = memory.seen_count + 1 if at == seen_at else 1
-        memory.seen_at = at
+        saved.seen_count = saved.seen_count + 1 if at == seen_at else 1
+        saved.seen_at = at
         if not first and fields.get("event") in KINDS:
             self._happened(happening(fields))
 
     def _pass_by(self, at: float) -> None:
         """Mark the daemon's earlier events as seen: rules added later must not report them."""
-        memory = self._memory
-        if memory is not None and self._following and at > memory.seen_at + PASS_BY_SECONDS:
-            memory.seen_at, memory.seen_count, self._dirty = at, 0, True
+        saved = self._saved
+        if saved is not None and self._following and at > saved.seen_at + PASS_BY_SECONDS:
+            saved.seen_at, saved.seen_count, self._dirty = at, 0, True
 
     def _happened(self, event: Happening) -> None:
         self._alerting.happened(time.monotonic_ns(), event)
@@ -343,20 +343,20 @@ class AlertProcess:
         if problem:
             say("WARNING", problem)
         now_ns, wall_ns = time.monotonic_ns(), time.time_ns()
-        self._memory = Memory(wall_ns=wall_ns, now_ns=now_ns) if found is None else found
-        self._skip = self._memory.seen_count
+        self._saved = SavedState(wall_ns=wall_ns, now_ns=now_ns) if found is None else found
+        self._skip = self._saved.seen_count
         if found is not None:
             passed_ns = now_ns - found.now_ns - max(0, wall_ns - found.wall_ns)
             self._alerting.restore(found.rules, passed_ns)
 
     def _keep(self) -> None:
-        memory = self._memory
-        assert memory is not None
+        saved = self._saved
+        assert saved is not None
         self._dirty = False
-        memory.wall_ns, memory.now_ns = time.time_ns(), time.monotonic_ns()
-        memory.rules = self._alerting.states
-        memory.stopped = memory.stopped or self._stop_ns is not None
-        problem = self._file.save(memory)
+        saved.wall_ns, saved.now_ns = time.time_ns(), time.monotonic_ns()
+        saved.rules = self._alerting.states
+        saved.stopped = saved.stopped or self._stop_ns is not None
+        problem = self._file.save(saved)
         if problem and problem != self._file_problem:
             say("ERROR", problem)
         self._file_problem = problem

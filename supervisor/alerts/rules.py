@@ -28,7 +28,7 @@ from fnmatch import fnmatchcase
 from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.supervisor.alerts.kinds import ENDED_BY, KINDS, Happening, Survey, Verdict, matching
+from musterd.supervisor.alerts.kinds import ENDED_BY, KINDS, Finding, Happening, Survey, matching
 
 # Incidents of one rule. Further subjects are only counted.
 INCIDENTS_MAX = 500
@@ -387,7 +387,7 @@ class Alerting:
             for incident in list(rule.incidents.values()):
                 if (
                     incident.holds
-                    and survey.verdict(incident.kind, incident.subject) == Verdict.OVER
+                    and survey.finding(incident.kind, incident.subject) == Finding.OVER
                 ):
                     rule.over(now_ns, incident, at)
             for event in standing:

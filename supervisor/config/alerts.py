@@ -18,8 +18,16 @@ from msgspec import field
 
 from musterd.ipc.secrets.reference import is_secret_name
 from musterd.supervisor.alerts.kinds import KINDS, USUAL, matching
-from musterd.supervisor.config.kinds import AbsolutePath, ArgumentNames, Duration, Flag, Kind, Text
-from musterd.supervisor.config.section import NAME, Conflict, Section
+from musterd.supervisor.config.kinds import (
+    AbsolutePath,
+    ArgumentNames,
+    Duration,
+    Flag,
+    Kind,
+    Text,
+    TextList,
+)
+from musterd.supervisor.config.section import Conflict, Section
 from musterd.supervisor.text.units import SECOND_NS
 
 # Each alert is matched against every event, and has at most one message under way.
@@ -42,26 +50,27 @@ _SALT = os.urandom(16)  # a hidden value cannot be guessed from its mark, nor co
 _MARK = re.compile(r"\(hidden [0-9a-f]{6}\)")
 
 
-class EventKinds(Kind, frozen=True):
+class EventKinds(TextList, frozen=True):
     """A list of event names, or globs of them."""
 
-    def read(self, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise ValueError('is not a list of events: give one such as ["memory.critical"]')
-        if not 0 < len(value) <= PATTERNS_MAX:
-            raise ValueError(f"has not 1 to {PATTERNS_MAX} events: give some, or leave it out")
-        for pattern in value:
-            if not matching((pattern,)):
-                near = difflib.get_close_matches(pattern, KINDS, 1)
-                meant = f'did you mean "{near[0]}"? ' if near else ""
-                raise ValueError(
-                    f'has "{pattern[:100]}", which is no event: {meant}'
-                    f"known are {', '.join(sorted(KINDS))}"
-                )
-        return tuple(dict.fromkeys(value))
+    noun = "events"
+    example = '"memory.critical"'
+    count_max = PATTERNS_MAX
 
-    def write(self, value: tuple[str, ...]) -> object:
-        return list(value)
+    def read(self, value: object) -> tuple[str, ...]:
+        if value == []:
+            raise ValueError(f"has not 1 to {PATTERNS_MAX} events: give some, or leave it out")
+        return super().read(value)
+
+    def read_one(self, text: str) -> str:
+        if not matching((text,)):
+            near = difflib.get_close_matches(text, KINDS, 1)
+            meant = f'did you mean "{near[0]}"? ' if near else ""
+            raise ValueError(
+                f'has "{text[:100]}", which is no event: {meant}known are '
+                f"{', '.join(sorted(KINDS))}"
+            )
+        return text
 
 
 class Address(Kind, frozen=True):
@@ -120,6 +129,8 @@ class AlertConfig(Section, frozen=True):
     """Written as [[alerts]] with a `name`, or as [alerts.NAME]."""
 
     entries_max = ALERTS_MAX
+    name_is = "the name of an alert"
+    name_length_max = ALERT_NAME_LENGTH_MAX
     enabled: Annotated[bool, Flag()] = True
     on: Annotated[tuple[str, ...], EventKinds()] = USUAL
     pools: Annotated[tuple[str, ...], ArgumentNames()] = ()
@@ -133,15 +144,6 @@ class AlertConfig(Section, frozen=True):
     url_file: Annotated[str, AbsolutePath()] = ""
     url_secret: Annotated[str, SecretName()] = ""
     command: Annotated[tuple[str, ...], CommandLine()] = ()
-
-    @staticmethod
-    def name_problem(name: str) -> str:
-        if NAME.fullmatch(name) and len(name) <= ALERT_NAME_LENGTH_MAX:
-            return ""
-        return (
-            "not the name of an alert: use lower-case letters, digits, - and _, beginning with "
-            f"a letter, at most {ALERT_NAME_LENGTH_MAX} characters"
-        )
 
     def conflicts(self) -> Iterator[Conflict]:
         given = [key for key in DESTINATIONS if getattr(self, key)]

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.ipc.secrets.reference import is_secret_name
-from musterd.supervisor.config.kinds import Flag, GroupName, Kind, Text
+from musterd.supervisor.config.kinds import Flag, GroupName, Text, TextList
 from musterd.supervisor.config.section import Conflict, Section
 
 HOSTS_MAX = 100
@@ -46,25 +46,38 @@ def parse_address(text: str) -> Address:
     """Parse an address; ValueError continues the sentence "value X ..."."""
     give = 'give "127.0.0.1:7717", "[::1]:7717" or "unix:/run/musterd/http.sock"'
     if text.startswith(UNIX):
-        path = text.removeprefix(UNIX)
-        if not path.startswith("/"):
-            raise ValueError(f"has no absolute path: {give}")
-        if len(path.encode()) > SOCKET_PATH_BYTES_MAX:
-            raise ValueError(f"is a path of over {SOCKET_PATH_BYTES_MAX} bytes: shorten it")
-        return Address(path=path)
+        return Address(path=socket_path(text.removeprefix(UNIX), give))
+    if text.startswith("localhost:"):
+        text = text.replace("localhost", "127.0.0.1")
+    host, port = host_and_port(text, give)
+    return Address(host=host, port=port)
+
+
+def socket_path(path: str, give: str) -> str:
+    """Return the path of a socket file if it can be one; ValueError as parse_address()."""
+    if not path.startswith("/"):
+        raise ValueError(f"has no absolute path: {give}")
+    if len(path.encode(errors="surrogateescape")) > SOCKET_PATH_BYTES_MAX:
+        raise ValueError(f"is a path of over {SOCKET_PATH_BYTES_MAX} bytes: shorten it")
+    if path.endswith("/"):
+        raise ValueError(f"is a directory: {give}")
+    return path
+
+
+def host_and_port(text: str, give: str) -> tuple[str, int]:
+    """Return the IP address, without brackets, and the port; ValueError as parse_address()."""
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdecimal() or int(port) > 65535:
-        raise ValueError(f"is not an address: {give}")
-    bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
-    if bare == "localhost":
-        bare = "127.0.0.1"
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    digits = port.isascii() and port.isdigit() and len(port) <= 5
+    if not colon or not digits or int(port) > 65535:
+        raise ValueError(f"has no port: {give}")
     try:
-        ipaddress.ip_address(bare)
+        version = ipaddress.ip_address(bare).version
     except ValueError:
         raise ValueError(f"has no IP address before its port: {give}") from None
-    if (":" in bare) != host.startswith("["):
+    if (version == 6) != host.startswith("["):
         raise ValueError(f"is not an address: {give}")
-    return Address(host=bare, port=int(port))
+    return bare, int(port)
 
 
 class ListenAddress(Text, frozen=True):
@@ -77,21 +90,15 @@ class ListenAddress(Text, frozen=True):
         return text
 
 
-class HostNames(Kind, frozen=True):
-    """A list of host names."""
+class HostNames(TextList, frozen=True):
+    noun = "names"
+    example = '"fleet.example"'
+    count_max = HOSTS_MAX
 
-    def read(self, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise ValueError('is not a list of names: give one such as ["fleet.example"]')
-        if len(value) > HOSTS_MAX:
-            raise ValueError(f"has more than {HOSTS_MAX} names: shorten it")
-        for name in value:
-            if not _HOST_NAME.fullmatch(name.lower()):
-                raise ValueError(f'has "{name[:200]}", which is not a host name: correct it')
-        return tuple(dict.fromkeys(name.lower() for name in value))
-
-    def write(self, value: tuple[str, ...]) -> object:
-        return list(value)
+    def read_one(self, text: str) -> str:
+        if not _HOST_NAME.fullmatch(text.lower()):
+            raise ValueError(f'has "{text[:200]}", which is not a host name: correct it')
+        return text.lower()
 
 
 class TokenFile(Text, frozen=True):

@@ -254,51 +254,61 @@ class StrategyName(Text, frozen=True):
         return name
 
 
-class FunctionNames(Kind, frozen=True):
-    """A list of functions of the user, each "package.module:function"."""
+class TextList(Kind, frozen=True):
+    """Base of lists of texts, each kept once."""
+
+    noun: ClassVar[str]
+    example: ClassVar[str]
+    count_max: ClassVar[int] = NAMES_MAX
+    remedy: ClassVar[str] = "shorten it"  # for a list that is too long
 
     def read(self, value: object) -> tuple[str, ...]:
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise ValueError('is not a list of functions: give one such as ["myapp.ending:run"]')
-        if len(value) > NAMES_MAX:
-            raise ValueError(f"has more than {NAMES_MAX} functions: shorten it")
-        for name in value:
-            module, _, function = name.partition(":")
-            if not _are_names([*module.split("."), function]):
-                raise ValueError(f'has "{name[:200]}", which is not "module:function": correct it')
-        return tuple(dict.fromkeys(value))
+            raise ValueError(f"is not a list of {self.noun}: give one such as [{self.example}]")
+        if len(value) > self.count_max:
+            raise ValueError(f"has more than {self.count_max} {self.noun}: {self.remedy}")
+        return tuple(dict.fromkeys(self.read_one(each) for each in value))
+
+    def read_one(self, text: str) -> str:
+        raise NotImplementedError
 
     def write(self, value: tuple[str, ...]) -> object:
         return list(value)
 
 
-class ExceptionNames(Kind, frozen=True):
+class FunctionNames(TextList, frozen=True):
+    """A list of functions of the user, each "package.module:function"."""
+
+    noun = "functions"
+    example = '"myapp.ending:run"'
+
+    def read_one(self, text: str) -> str:
+        module, _, function = text.partition(":")
+        if not _are_names([*module.split("."), function]):
+            raise ValueError(f'has "{text[:200]}", which is not "module:function": correct it')
+        return text
+
+
+class ExceptionNames(TextList, frozen=True):
     """A list of exceptions that a site's breaker counts: "package.module:Error", the name of a
     built-in one, or USUAL for the default ones."""
 
-    def read(self, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise ValueError(
-                'is not a list of exceptions: give one such as ["myapp.errors:Blocked", "usual"]'
-            )
-        if len(value) > NAMES_MAX:
-            raise ValueError(f"has more than {NAMES_MAX} exceptions: shorten it")
-        for name in value:
-            module, colon, error = name.partition(":")
-            if len(name) > NAME_LENGTH_MAX:
-                raise ValueError(f"has a name of over {NAME_LENGTH_MAX} characters: shorten it")
-            if colon and _are_names([*module.split("."), *error.split(".")]):
-                continue
-            known = getattr(builtins, name, None)
-            if name != USUAL and not (isinstance(known, type) and issubclass(known, Exception)):
-                raise ValueError(
-                    f'has "{name}", which is neither "module:Error", nor a built-in exception such '
-                    f'as "TimeoutError", nor "{USUAL}": correct it'
-                )
-        return tuple(dict.fromkeys(value))
+    noun = "exceptions"
+    example = '"myapp.errors:Blocked", "usual"'
 
-    def write(self, value: tuple[str, ...]) -> object:
-        return list(value)
+    def read_one(self, text: str) -> str:
+        module, colon, error = text.partition(":")
+        if len(text) > NAME_LENGTH_MAX:
+            raise ValueError(f"has a name of over {NAME_LENGTH_MAX} characters: shorten it")
+        if colon and _are_names([*module.split("."), *error.split(".")]):
+            return text
+        known = getattr(builtins, text, None)
+        if text != USUAL and not (isinstance(known, type) and issubclass(known, Exception)):
+            raise ValueError(
+                f'has "{text}", which is neither "module:Error", nor a built-in exception such '
+                f'as "TimeoutError", nor "{USUAL}": correct it'
+            )
+        return text
 
 
 class TaskName(Text, frozen=True):
@@ -335,22 +345,15 @@ class TimeZone(Text, frozen=True):
         return name
 
 
-class ArgumentNames(Kind, frozen=True):
-    """A list of argument names."""
+class ArgumentNames(TextList, frozen=True):
+    noun = "names"
+    example = '"password"'
 
-    def read(self, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise ValueError('is not a list of names: give one such as ["password"]')
-        if len(value) > NAMES_MAX:
-            raise ValueError(f"has more than {NAMES_MAX} names: shorten it")
-        for name in value:
-            if not 0 < len(name) <= NAME_LENGTH_MAX:
-                raise ValueError(f"has a name that is empty or over {NAME_LENGTH_MAX} characters")
-            _check_characters(name)
-        return tuple(dict.fromkeys(value))
-
-    def write(self, value: tuple[str, ...]) -> object:
-        return list(value)
+    def read_one(self, text: str) -> str:
+        if not 0 < len(text) <= NAME_LENGTH_MAX:
+            raise ValueError(f"has a name that is empty or over {NAME_LENGTH_MAX} characters")
+        _check_characters(text)
+        return text
 
 
 class Variables(Kind, frozen=True):

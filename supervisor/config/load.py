@@ -18,16 +18,13 @@ from msgspec import Struct
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.config.alerts import exposed
 from musterd.supervisor.config.kinds import Kind
-from musterd.supervisor.config.pool import PoolConfig, RestartConfig
+from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import (
     BUILT_IN_POOLS,
     BUILT_IN_PROFILES,
     INHERITED_KEYS,
     USUAL_POOLS,
     Config,
-    RetryConfig,
-    ScheduleConfig,
-    StoreConfig,
     SupervisorConfig,
     inherited,
 )
@@ -48,21 +45,6 @@ from musterd.supervisor.config.sources import (
     shown,
     toml_text,
 )
-
-__all__ = [
-    "Config",
-    "Loaded",
-    "PoolConfig",
-    "RestartConfig",
-    "RetryConfig",
-    "ScheduleConfig",
-    "StoreConfig",
-    "SupervisorConfig",
-    "flat",
-    "load",
-    "show",
-    "value_text",
-]
 
 DEFAULT_FILE = Path("/etc/musterd/musterd.toml")
 BUILT_IN = "built-in"

@@ -25,7 +25,6 @@ from musterd.supervisor.config.section import (
     FACTOR_MAX,
     MEBIBYTE,
     MILLISECOND_NS,
-    NAME,
     Conflict,
     Section,
     base_over_max,
@@ -77,6 +76,8 @@ class ExecutorsOverride(Section, frozen=True):
 
 class PoolConfig(Section, frozen=True):
     entries_max = POOLS_MAX
+    name_is = "a pool name"
+    name_length_max = POOL_NAME_LENGTH_MAX
     worker: Annotated[str, WorkerName()]
     enabled: Annotated[bool, Flag()] = True
     size: Annotated[int, Whole(0, POOL_SIZE_MAX)] = 1
@@ -146,13 +147,8 @@ class PoolConfig(Section, frozen=True):
         if self.max is not None and self.max < self.size:
             yield ("max",), f"is less than {at_start}: raise max or lower size"
 
-    @staticmethod
-    def name_problem(name: str) -> str:
+    @classmethod
+    def name_problem(cls, name: str) -> str:
         if name in RESERVED_POOL_NAMES:
             return f'the name "{name}" means all pools in musterctl: choose another'
-        if not NAME.fullmatch(name) or len(name) > POOL_NAME_LENGTH_MAX:
-            return (
-                "not a pool name: use lower-case letters, digits, - and _, beginning with "
-                f"a letter, at most {POOL_NAME_LENGTH_MAX} characters"
-            )
-        return ""
+        return super().name_problem(name)

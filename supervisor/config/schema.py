@@ -53,7 +53,6 @@ from musterd.supervisor.config.section import (
     FACTOR_MAX,
     MEBIBYTE,
     MILLISECOND_NS,
-    NAME,
     Conflict,
     Section,
     base_over_max,
@@ -194,6 +193,8 @@ class ClassConfig(Section, frozen=True):
     """A resilience class."""
 
     entries_max = CLASSES_MAX
+    name_is = "a class name"
+    name_length_max = CLASS_NAME_LENGTH_MAX
     timeout_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(
         name="timeout", default=None
     )
@@ -203,15 +204,6 @@ class ClassConfig(Section, frozen=True):
     counts: Annotated[tuple[str, ...] | None, ExceptionNames()] = None
     retry: RetryOverride = RetryOverride()
     breaker: BreakerOverride = BreakerOverride()
-
-    @staticmethod
-    def name_problem(name: str) -> str:
-        if NAME.fullmatch(name) and len(name) <= CLASS_NAME_LENGTH_MAX:
-            return ""
-        return (
-            "not a class name: use lower-case letters, digits, - and _, beginning with a letter, "
-            f"at most {CLASS_NAME_LENGTH_MAX} characters"
-        )
 
 
 class TargetConfig(Section, frozen=True):
@@ -232,8 +224,8 @@ class TargetConfig(Section, frozen=True):
     retry: RetryOverride = RetryOverride()
     breaker: BreakerOverride = BreakerOverride()
 
-    @staticmethod
-    def name_problem(name: str) -> str:
+    @classmethod
+    def name_problem(cls, name: str) -> str:
         return "" if 0 < len(name) <= TARGET_LENGTH_MAX else "a target has 1 to 253 characters"
 
 
@@ -291,6 +283,8 @@ class ScheduleConfig(Section, frozen=True):
     """Written as [[schedule]] with a `name`, or as [schedule.NAME]."""
 
     entries_max = SCHEDULES_MAX
+    name_is = "the name of a schedule"
+    name_length_max = SCHEDULE_NAME_LENGTH_MAX
     task: Annotated[str, TaskName()]
     args: Annotated[dict[str, Any], Options()] = {}
     every_ns: Annotated[int, Duration()] = field(name="every", default=0)
@@ -308,15 +302,6 @@ class ScheduleConfig(Section, frozen=True):
     cache_ns: Annotated[int, Age(MILLISECOND_NS)] = field(name="cache", default=0)
     debounce_ns: Annotated[int, Age(MILLISECOND_NS)] = field(name="debounce", default=0)
     notify: Annotated[str, Choice(("", "task.changed"))] = ""
-
-    @staticmethod
-    def name_problem(name: str) -> str:
-        if NAME.fullmatch(name) and len(name) <= SCHEDULE_NAME_LENGTH_MAX:
-            return ""
-        return (
-            "not the name of a schedule: use lower-case letters, digits, - and _, beginning with "
-            f"a letter, at most {SCHEDULE_NAME_LENGTH_MAX} characters"
-        )
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.every_ns and self.cron:

@@ -7,7 +7,7 @@ from musterd.ipc.secrets.access import is_full_name
 from musterd.ipc.secrets.names import is_sensitive
 from musterd.ipc.secrets.reference import is_secret_name
 from musterd.ipc.wire.environment import OF_DAEMON
-from musterd.supervisor.config.kinds import NAMES_MAX, Kind
+from musterd.supervisor.config.kinds import TextList
 
 HIDDEN = "(hidden)"
 # Names of variables and options whose values are secrets.
@@ -38,32 +38,27 @@ def sounds_secret(name: str) -> bool:
     return _SECRET.search(name) is not None and name not in _NO_SECRET
 
 
-class SecretPatterns(Kind, frozen=True):
+class SecretPatterns(TextList, frozen=True):
     """A list of secret names; they may have wildcards."""
 
-    def read(self, value: object) -> tuple[str, ...]:
-        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise ValueError('is not a list of secret names: give one such as ["SHOP_*"]')
-        if len(value) > NAMES_MAX:
-            raise ValueError(f"has more than {NAMES_MAX} names: use a pattern such as SHOP_*")
-        for pattern in value:
-            if is_full_name(pattern):
-                if not is_secret_name(pattern):
-                    raise ValueError(
-                        f'has "{pattern[:200]}", which is not a valid secret name: give that '
-                        "of a variable, a credential or a file, or a pattern such as SHOP_*"
-                    )
-                if pattern.startswith(_CONFIGURATION) or pattern in OF_DAEMON:
-                    raise ValueError(
-                        f'has "{pattern}", which is the daemon\'s own and never for workers: '
-                        "remove it"
-                    )
-            elif not _SECRET_PATTERN.fullmatch(pattern):
-                raise ValueError(
-                    f'has "{pattern[:200]}", which matches no secret: use letters, digits, _ . - '
-                    "and the wildcards * ? [abc]"
-                )
-        return tuple(dict.fromkeys(value))
+    noun = "secret names"
+    example = '"SHOP_*"'
+    remedy = "use a pattern such as SHOP_*"
 
-    def write(self, value: tuple[str, ...]) -> object:
-        return list(value)
+    def read_one(self, text: str) -> str:
+        if is_full_name(text):
+            if not is_secret_name(text):
+                raise ValueError(
+                    f'has "{text[:200]}", which is not a valid secret name: give that of a '
+                    "variable, a credential or a file, or a pattern such as SHOP_*"
+                )
+            if text.startswith(_CONFIGURATION) or text in OF_DAEMON:
+                raise ValueError(
+                    f'has "{text}", which is the daemon\'s own and never for workers: remove it'
+                )
+        elif not _SECRET_PATTERN.fullmatch(text):
+            raise ValueError(
+                f'has "{text[:200]}", which matches no secret: use letters, digits, _ . - '
+                "and the wildcards * ? [abc]"
+            )
+        return text

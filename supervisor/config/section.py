@@ -24,12 +24,20 @@ Conflict = tuple[tuple[str, ...], str]
 class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of all sections."""
 
-    entries_max: ClassVar[int] = 0  # in a table of these sections
+    # In a table of these sections: how many there may be, and what a name is, at most so long.
+    entries_max: ClassVar[int] = 0
+    name_is: ClassVar[str] = ""
+    name_length_max: ClassVar[int] = 0
 
-    @staticmethod
-    def name_problem(name: str) -> str:
+    @classmethod
+    def name_problem(cls, name: str) -> str:
         """Return why a section in a table cannot have this name, or ""."""
-        return ""
+        if NAME.fullmatch(name) and len(name) <= cls.name_length_max:
+            return ""
+        return (
+            f"not {cls.name_is}: use lower-case letters, digits, - and _, beginning with a letter, "
+            f"at most {cls.name_length_max} characters"
+        )
 
     def conflicts(self) -> Iterator[Conflict]:
         """Yield keys whose values conflict."""

@@ -7,7 +7,9 @@ import struct
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import TypeVar
 
+import msgspec
 from msgspec import Raw, UnsetType
 
 from musterd.ipc.errors import MusterdError
@@ -22,6 +24,7 @@ from musterd.supervisor.api.rpc import (
 
 CONNECT_SECONDS = 10.0  # a daemon that does not even accept counts as unreachable
 READ_BYTES = 256 * 1024
+T = TypeVar("T")
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -106,6 +109,10 @@ class Connection:
             if not isinstance(answer.result, UnsetType):
                 return answer.result
             raise NoAnswer("the daemon's answer has neither result nor error: is it musterd?")
+
+    def get(self, params: Params, kind: type[T]) -> T:
+        """Return the daemon's result, decoded."""
+        return msgspec.json.decode(self.request(params), type=kind)
 
     def stream(self) -> Iterator[bytes]:
         """Yield lines without a deadline, until the daemon ends the stream."""

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 
 import click
-import msgspec
 
 from musterd import __version__
 from musterd.supervisor.api import rpc
@@ -107,7 +106,7 @@ def _pool_line(pool: PoolReload, done: bool) -> str:
 def shutdown(settings: Settings) -> int:
     """Shut the daemon down and wait for it. Queued tasks are kept."""
     with connect(settings, waits=not settings.no_block) as connection:
-        supervisor = msgspec.json.decode(connection.request(rpc.Pid()), type=PidResult).supervisor
+        supervisor = connection.get(rpc.Pid(), PidResult).supervisor
         gone = _exit_of(supervisor)
         result = connection.request(rpc.Shutdown(no_block=settings.no_block))
     code = report(settings, understood(settings, result, CommandResult))

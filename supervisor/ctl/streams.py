@@ -21,6 +21,13 @@ LEVELS = ("debug", "info", "warning", "error")
 _follow = click.option("-f", "--follow", is_flag=True, help="Keep printing until Ctrl-C.")
 
 
+def _number(name: str, default: int, text: str) -> Any:
+    kind = click.IntRange(0, rpc.LIST_MAX)
+    return click.option(
+        "-n", name, type=kind, metavar="N", default=default, show_default=True, help=text
+    )
+
+
 def _run(
     settings: Settings,
     params: rpc.Events | rpc.Tail,
@@ -65,15 +72,7 @@ def _as_json(fields: dict[str, Any]) -> list[str]:
     "events",
     any_names,
     _follow,
-    click.option(
-        "-n",
-        "limit",
-        type=click.IntRange(0, rpc.LIST_MAX),
-        metavar="N",
-        default=200,
-        show_default=True,
-        help="Number of recent events.",
-    ),
+    _number("limit", 200, "Number of recent events."),
     click.option("--level", type=click.Choice(LEVELS), default="debug", help="Minimum level."),
     click.option(
         "--kind", "kinds", multiple=True, help="Only these events: worker.*, breaker.open, ..."
@@ -107,15 +106,7 @@ def events(
     "tail",
     any_names,
     _follow,
-    click.option(
-        "-n",
-        "lines",
-        type=click.IntRange(0, rpc.LIST_MAX),
-        metavar="N",
-        default=10,
-        show_default=True,
-        help="Lines per worker.",
-    ),
+    _number("lines", 10, "Lines per worker."),
 )
 def tail(settings: Settings, names: tuple[str, ...], follow: bool, lines: int) -> int:
     """Show what workers wrote to standard output and standard error."""

@@ -58,7 +58,6 @@ _DEAD_HEADS = ["ID", "TASK", "SITE", "ATTEMPTS", "CRASHES", "FAILED", "ERROR"]
 _NO_SUCH_TASK = "NoSuchTask"
 
 _seconds = Seconds(min=0, min_open=True, max=rpc.SECONDS_MAX)
-_age = Age(min=0, min_open=True, max=rpc.SECONDS_MAX)
 _pool = click.option("--pool", default="", help="Only tasks of this pool.")
 _limit = click.option(
     "--limit",
@@ -67,6 +66,13 @@ _limit = click.option(
     show_default=True,
     help="Maximum number of tasks.",
 )
+
+
+def _age(name: str, text: str) -> Any:
+    kind = Age(min=0, min_open=True, max=rpc.SECONDS_MAX)
+    return click.option(
+        name, type=kind, is_flag=False, flag_value=AGE_CONFIGURED, metavar="[S]", help=text
+    )
 
 
 @command(
@@ -83,22 +89,8 @@ _limit = click.option(
     click.option("--delay", type=_seconds, metavar="S", help="Seconds before it may run."),
     click.option("--expires", type=_seconds, metavar="S", help="Seconds after which it expires."),
     click.option("--key", default="", help="Join an unfinished task that has this key."),
-    click.option(
-        "--cache",
-        type=_age,
-        is_flag=False,
-        flag_value=AGE_CONFIGURED,
-        metavar="[S]",
-        help="Accept a cached result at most S seconds old (default: cache.ttl).",
-    ),
-    click.option(
-        "--debounce",
-        type=_age,
-        is_flag=False,
-        flag_value=AGE_CONFIGURED,
-        metavar="[S]",
-        help="Join a task of the key at most S seconds old (default: debounce.window).",
-    ),
+    _age("--cache", "Accept a cached result at most S seconds old (default: cache.ttl)."),
+    _age("--debounce", "Join a task of the key at most S seconds old (default: debounce.window)."),
     click.option("--policy", default="", help="Resilience class, one of [classes]."),
     click.option(
         "--on-open", type=click.Choice(ON_OPEN), help="What to do while the breaker is open."

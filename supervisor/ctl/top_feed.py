@@ -27,6 +27,7 @@ from musterd.supervisor.api.status import (
     TaskList,
     TaskStatus,
 )
+from musterd.supervisor.api.verdict import Verdict, verdict
 from musterd.supervisor.ctl.app import Settings, connect
 from musterd.supervisor.ctl.connection import Connection
 from musterd.supervisor.system.linux import descendants, family
@@ -62,6 +63,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
 
     at: float  # wall-clock time
     fleet: FleetStatus
+    health: Verdict = Verdict()
     breakers: list[BreakerStatus] = []
     events: list[dict[str, object]] = []  # the latest of level warning and above
     schedules: list[ScheduleStatus] = []
@@ -109,15 +111,12 @@ class Looker:
     def look(self) -> Snapshot:
         """Take a snapshot; MusterdError if the daemon does not answer."""
         with connect(self._settings) as connection:
-            fleet = msgspec.json.decode(connection.request(rpc.Status()), type=FleetStatus)
-            found = connection.request(rpc.ListBreakers())
-            breakers = msgspec.json.decode(found, type=BreakerList).breakers
+            fleet = connection.get(rpc.Status(), FleetStatus)
+            breakers = connection.get(rpc.ListBreakers(), BreakerList).breakers
             asked = rpc.Events(follow=False, level="warning", limit=EVENTS_SHOWN_MAX)
-            events = msgspec.json.decode(connection.request(asked), type=RecentEvents).recent
-            found = connection.request(rpc.ShowMemory())
-            memory = msgspec.json.decode(found, type=MemoryStatus)
-            found = connection.request(rpc.ListSchedules())
-            schedules = msgspec.json.decode(found, type=ScheduleList).schedules
+            events = connection.get(asked, RecentEvents).recent
+            memory = connection.get(rpc.ShowMemory(), MemoryStatus)
+            schedules = connection.get(rpc.ListSchedules(), ScheduleList).schedules
             self._refresh_dead(connection, fleet)
         now = time.monotonic()
         done = {p.name: float(p.succeeded + p.failed) for p in fleet.pools}
@@ -125,6 +124,7 @@ class Looker:
         return Snapshot(
             at=time.time(),
             fleet=fleet,
+            health=verdict(fleet, memory, breakers),
             breakers=breakers,
             events=events,
             schedules=schedules,
@@ -144,12 +144,12 @@ class Looker:
         if failed == self._dead_of and not due:
             return
         try:
-            found = connection.request(rpc.ListDead(limit=DEAD_SHOWN_MAX))
+            found = connection.get(rpc.ListDead(limit=DEAD_SHOWN_MAX), TaskList)
         except rpc.RpcError as error:
             if error.code != rpc.NOT_ALLOWED:  # members of view_group see no tasks
                 raise
             return
-        self._dead, self._dead_of = msgspec.json.decode(found, type=TaskList).tasks, failed
+        self._dead, self._dead_of = found.tasks, failed
 
     def ask(self, params: rpc.Params) -> str:
         """Have something done; return why it was refused, or ""."""

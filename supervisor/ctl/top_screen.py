@@ -1,7 +1,6 @@
 """The screen of `musterctl top`: problems first, then memory, tasks, pools and workers."""
 
 import time
-from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.table import Table
@@ -20,6 +19,8 @@ from musterd.supervisor.api.status import (
     PoolStatus,
     WorkerStatus,
 )
+from musterd.supervisor.api.verdict import BAD as CRITICAL
+from musterd.supervisor.api.verdict import SHUT, WARNING, Reason, unreachable
 from musterd.supervisor.ctl.show import causes, duration, size
 from musterd.supervisor.ctl.top_feed import Memory, Snapshot, Use
 from musterd.supervisor.ctl.top_view import View, listed
@@ -49,53 +50,7 @@ STYLES = {
     "paused": WARN,
     "drained": WARN,
 }
-_OPEN = ("open", "forced-open", "half-open")
-
-
-class Problem(NamedTuple):
-    style: str
-    text: str
-
-
-# -- problems ---------------------------------------------------------------------------------
-
-
-def problems(now: Snapshot) -> list[Problem]:
-    """Return problems, the worst first."""
-    fleet = now.fleet
-    found = []
-    if fleet.problem:
-        found.append(Problem(BAD, fleet.problem))
-    if fleet.state in ("draining", "stopping", "starting"):
-        found.append(Problem(WARN, f"the daemon is {fleet.state}"))
-    for pool in fleet.pools:
-        found += _problems_of(pool)
-    shut = [each.target for each in now.breakers if each.state in _OPEN]
-    if shut:
-        breakers = "1 breaker is" if len(shut) == 1 else f"{len(shut)} breakers are"
-        found.append(Problem(WARN, f"{breakers} open: {', '.join(shut[:5])}"))
-    style = _memory_style(now.memory)
-    if style != GOOD:
-        found.append(Problem(style, f"{now.memory.share:.0%} of memory is in use"))
-    return sorted(found, key=lambda each: each.style != BAD)
-
-
-def _problems_of(pool: PoolStatus) -> list[Problem]:
-    if pool.state == FATAL and pool.reason:
-        return [Problem(BAD, f"{pool.name} cannot start: {pool.reason}")]
-    found = []
-    for worker in pool.workers:
-        if worker.state in (FATAL, BACKOFF):
-            style = BAD if worker.state == FATAL else WARN
-            found.append(Problem(style, f"{worker.name} {worker.state}: {worker.reason}"))
-    if pool.running < pool.size and not found:
-        found.append(Problem(WARN, f"{pool.name} has {pool.running} of {pool.size} workers"))
-    if pool.halt:
-        found.append(Problem(WARN, f"{pool.name} is {pool.halt}: musterctl resume {pool.name}"))
-    halted = [worker.name for worker in pool.workers if worker.halt and not pool.halt]
-    if halted:
-        found.append(Problem(WARN, f"paused: {', '.join(halted)}"))
-    return found
+_STYLE_OF = {WARNING: WARN, CRITICAL: BAD}  # of a reason
 
 
 def _breaker_text(breaker: BreakerStatus) -> str:
@@ -108,14 +63,16 @@ def _breaker_text(breaker: BreakerStatus) -> str:
 
 
 def screen(
-    now: Snapshot, view: View, area: tuple[int, int], unreachable: str = "", refusal: str = ""
+    now: Snapshot, view: View, area: tuple[int, int], silent: str = "", refusal: str = ""
 ) -> Group:
-    """Render everything for a terminal of this width and height; height 0 has room for all."""
+    """Render everything for a terminal of this width and height; height 0 has room for all.
+
+    `silent` says why the daemon does not answer: the snapshot is old then."""
     width, height = area
     gap = [] if 0 < height < LOW_TERMINAL else [_line("")]
-    wrong = [Problem(BAD, unreachable)] if unreachable else problems(now)
+    wrong = (unreachable(silent) if silent else now.health).problems
     parts: list[RenderableType] = [_headline(now, wrong, width)]
-    parts += [_line(f"  {each.text}", each.style) for each in wrong[:PROBLEMS_SHOWN_MAX]]
+    parts += [_line(f"  {each.text}", _STYLE_OF[each.level]) for each in wrong[:PROBLEMS_SHOWN_MAX]]
     if len(wrong) > PROBLEMS_SHOWN_MAX:
         parts.append(_line(f"  ... and {len(wrong) - PROBLEMS_SHOWN_MAX} more", WARN))
     parts += [_memory_bar(now.memory, now.cpu_share), _flow(now), *gap]
@@ -157,9 +114,9 @@ def _line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style, no_wrap=True, overflow="ellipsis")
 
 
-def _headline(now: Snapshot, wrong: list[Problem], width: int) -> Table:
+def _headline(now: Snapshot, wrong: list[Reason], width: int) -> Table:
     fleet = now.fleet
-    worst = wrong[0].style if wrong else GOOD
+    worst = _STYLE_OF[wrong[0].level] if wrong else GOOD
     word = "ALL OK" if not wrong else f"{len(wrong)} PROBLEM{'S' if len(wrong) > 1 else ''}"
     left = Text.assemble(
         (f" {word} ", f"reverse bold {'red' if worst == BAD else worst}"),
@@ -327,7 +284,7 @@ def _below(now: Snapshot, limit: int) -> list[Text]:
 
 
 def _breakers(now: Snapshot) -> list[Text]:
-    known = [each for each in now.breakers if each.state in _OPEN]
+    known = [each for each in now.breakers if each.state in SHUT]
     lines = [_line(f"breaker  {_breaker_text(b)}", WARN) for b in known[:BREAKERS_SHOWN_MAX]]
     if len(known) > BREAKERS_SHOWN_MAX:
         lines.append(_line(f"breaker  ... and {len(known) - BREAKERS_SHOWN_MAX} more", WARN))

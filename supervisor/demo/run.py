@@ -20,7 +20,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
 from rich.console import Console, Group
 from rich.live import Live
@@ -150,7 +149,7 @@ class Demo:
 
     def status(self) -> FleetStatus:
         with Connection(self.control_socket, timeout=5.0) as connection:
-            return msgspec.json.decode(connection.request(rpc.Status()), type=FleetStatus)
+            return connection.get(rpc.Status(), FleetStatus)
 
     def wait_until_ready(self, process: "subprocess.Popen[bytes]") -> FleetStatus:
         deadline = time.monotonic() + START_SECONDS

@@ -46,10 +46,10 @@ from musterd.supervisor.service.wall_clock import WallClock
 from musterd.supervisor.settings.policy import fleet_policy
 from musterd.supervisor.sockets import activation
 from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
+from musterd.supervisor.sockets.declarations import Declarations
 from musterd.supervisor.sockets.files import SocketFiles, binding
 from musterd.supervisor.sockets.listen import group_id_of
 from musterd.supervisor.sockets.lookups import ClientLookups
-from musterd.supervisor.sockets.targets import Targets
 from musterd.supervisor.sockets.workers import WorkerPort
 from musterd.supervisor.store.engines import open_store
 from musterd.supervisor.store.interface import Store
@@ -86,7 +86,7 @@ class Daemon:
             undo.callback(self._threads.close)
             self._make_parts(undo, loaded, reread)
             undo.pop_all()
-        self._targets = Targets()
+        self._declarations = Declarations()
         self._redaction = Redaction(config.supervisor.redact)
         # What the actions of the event in hand have brought up: one event each at most.
         self._inbox: deque[object] = deque()
@@ -103,7 +103,7 @@ class Daemon:
             control=self._control,
             sidecars=self._sidecars,
             calls=self._calls,
-            targets=self._targets,
+            declarations=self._declarations,
             reloading=self._reloading,
             leave=self._leave,
             log_tasks=config.supervisor.log_tasks,
@@ -361,7 +361,7 @@ class Daemon:
     def submit(self, event: events.TasksSubmitted) -> None:
         """Feed new tasks: complete what `@task` declares, refuse what gives a secret away."""
         event = self._redaction.refuse(event)
-        tasks = self._targets.fill_in(event.tasks)
+        tasks = self._declarations.fill_in(event.tasks)
         if tasks is not event.tasks:
             event = msgspec.structs.replace(event, tasks=tasks)
         self.feed(event)

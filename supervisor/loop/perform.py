@@ -34,15 +34,26 @@ from musterd.supervisor.processes.cleanup import CleanedUp, Cleanups
 from musterd.supervisor.processes.sidecars import SidecarProcesses
 from musterd.supervisor.processes.spawner import Spawner
 from musterd.supervisor.service.reload import Reloading
-from musterd.supervisor.settings import alerts, publisher, web, worker_environment
+from musterd.supervisor.settings import worker_environment
 from musterd.supervisor.settings.policy import worker_settings_of
+from musterd.supervisor.settings.sidecars import alert_settings, publisher_settings, web_settings
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.sockets.clients import ClientPort
+from musterd.supervisor.sockets.declarations import Declarations
 from musterd.supervisor.sockets.lookups import tell_unfinished
 from musterd.supervisor.sockets.resend_checks import ResendChecks
-from musterd.supervisor.sockets.targets import Targets
 from musterd.supervisor.sockets.workers import WorkerPort
-from musterd.supervisor.store.interface import Page, Store, StoredTask, StrandedTasks
+from musterd.supervisor.store.interface import (
+    FindFact,
+    FindStranded,
+    FindTasks,
+    Page,
+    ReadQueued,
+    Store,
+    StoredTask,
+    StrandedTasks,
+    Withdraw,
+)
 from musterd.supervisor.store.requests import BUSY
 from musterd.supervisor.system.background_calls import BackgroundCalls
 
@@ -64,7 +75,7 @@ class ActionRunner:
         control: ControlServer,
         sidecars: SidecarProcesses,
         calls: BackgroundCalls,
-        targets: Targets,
+        declarations: Declarations,
         reloading: Reloading,
         leave: Callable[[], None],
         log_tasks: int,
@@ -109,7 +120,7 @@ class ActionRunner:
             actions.AnswerWait: self._answer_wait,
             actions.StartForkServer: self._start_fork_server,
             actions.StopForkServer: lambda a: spawner.stop_fork_server(a.pool, a.build),
-            actions.Declare: lambda a: targets.declare(a.pool, a.declarations),
+            actions.Declare: lambda a: declarations.declare(a.pool, a.declarations),
             actions.KeepSpares: lambda a: spawner.keep_spares(frozenset(a.kept)),
             actions.SpawnWorker: lambda a: spawner.spawn(a.worker, a.pool, a.index, a.build),
             actions.AssignLeases: self._assign,
@@ -165,7 +176,7 @@ class ActionRunner:
             self.task_lines.withdrawn(seqs)
             self._shell.feed(events.TasksWithdrawn(seqs))
 
-        self._shell.store_requests.withdraw(action.seqs, withdrawn)
+        self._shell.store_requests.ask(Withdraw(action.seqs), withdrawn)
 
     def _find_ended(self, action: actions.FindEnded) -> None:
         def unknown() -> None:
@@ -181,13 +192,13 @@ class ActionRunner:
                 events.EndedFound(action.requested, action.ids, ended, action.rejected)
             )
 
-        self._shell.store_requests.find(action.ids, found, unknown)
+        self._shell.store_requests.ask(FindTasks(action.ids), found, unknown)
 
     def _read_disk_tasks(self, action: actions.ReadDiskTasks) -> None:
         def read(page: Page) -> None:
             self._shell.feed(events.DiskTasksRead(action.ticket, page.tasks, page.unread))
 
-        self._shell.store_requests.read(action.ids, read)
+        self._shell.store_requests.ask(ReadQueued(action.ids), read)
 
     def _find_stranded(self, action: actions.FindStranded) -> None:
         def found(page: StrandedTasks) -> None:
@@ -195,7 +206,7 @@ class ActionRunner:
                 events.StrandedFound(action.pool, action.request, page.tasks, page.after_seq)
             )
 
-        self._shell.store_requests.stranded(action.pool, action.after_seq, found)
+        self._shell.store_requests.ask(FindStranded(action.pool, action.after_seq), found)
 
     def _look_up(self, action: actions.LookUp) -> None:
         peer, ids = action.peer, action.ids
@@ -212,7 +223,7 @@ class ActionRunner:
         def unknown() -> None:
             self._answers.fail(peer, RpcError(FAILED, UNREADABLE))
 
-        self._shell.store_requests.find(ids, found, unknown)
+        self._shell.store_requests.ask(FindTasks(ids), found, unknown)
 
     def _acknowledge(self, action: actions.Acknowledge) -> None:
         if action.peer in self._answers:
@@ -242,7 +253,7 @@ class ActionRunner:
         if self._shell.store_requests.full:
             self._workers.answer_state(action.worker, action.request, None, BUSY)
             return
-        self._shell.store_requests.fact(action.kind, action.key, found, unknown)
+        self._shell.store_requests.ask(FindFact(action.kind, action.key), found, unknown)
 
     def _answer_wait(self, action: actions.AnswerWait) -> None:
         self._workers.answer_wait(action.worker, action.request, action.ids, action.reason)
@@ -336,7 +347,7 @@ class ActionRunner:
 
 
 _SIDECAR_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {
-    WEB: web.settings_of,
-    ALERTS: alerts.settings_of,
-    EVENTS: publisher.settings_of,
+    WEB: web_settings,
+    ALERTS: alert_settings,
+    EVENTS: publisher_settings,
 }

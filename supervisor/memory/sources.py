@@ -45,7 +45,6 @@ class MemorySources:
     """The sources of this machine; tests give another `root` than /."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self._root = root
         self._groups, own = _own_groups(root)
         pressure = own / "memory.pressure" if own is not None else None
         if pressure is None or not _readable(pressure):

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from msgspec import structs
+
 from musterd.supervisor.api.memory import (
     MachineFigures,
     MemoryStatus,
@@ -98,12 +100,7 @@ def memory_status(
         warning=memory.policy.warning,
         critical=memory.policy.critical,
         sources=[
-            SourceStatus(
-                name=each.name,
-                total_bytes=each.total_bytes,
-                used_bytes=each.used_bytes,
-                share=each.share,
-            )
+            SourceStatus(**structs.asdict(each), share=each.share)
             for each in (sample.sources if sample is not None else ())
         ],
         stalled_some=sample.stalled_some if sample is not None else 0.0,

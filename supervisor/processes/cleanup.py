@@ -13,7 +13,6 @@ import asyncio
 import importlib
 import inspect
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from msgspec import Struct
 from musterd.ipc.user_code import make_importable
 from musterd.supervisor.log import log
 from musterd.supervisor.processes import environment
-from musterd.supervisor.processes.handles import how_it_ended
+from musterd.supervisor.processes.handles import follow_output, how_it_ended
 from musterd.supervisor.system.linux import die_with_parent
 
 # -P: the working directory is not first in sys.path
@@ -35,7 +34,6 @@ COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.processes.cleanup")
 CHECK = "--check"
 LINES_MAX = 1000  # lines of one function's output that are logged
 LINE_BYTES_MAX = 2000
-READ_BYTES = 65536
 
 
 class CleanedUp(Struct, frozen=True):
@@ -81,7 +79,9 @@ class Cleanups:
                 return f"it cannot be started: {error}"
             self._group = process.pid
         with process:
-            ended = _follow(process, _Lines(name), seconds)
+            lines = _Lines(name)
+            ended = follow_output(process, seconds, lines.take)
+            lines.close()
             with self._lock:
                 self._group = 0
             _kill_group(process.pid)  # before wait(): until then the number is not reused
@@ -110,31 +110,6 @@ def _kill_group(group: int) -> None:
             return  # the group is empty
 
 
-def _follow(process: "subprocess.Popen[bytes]", lines: "_Lines", seconds: float) -> bool:
-    """Log the output of a process until it ends; return False if the time is up first."""
-    end = time.monotonic() + seconds
-    output = process.stdout
-    assert output is not None
-    os.set_blocking(output.fileno(), False)
-    pidfd = os.pidfd_open(process.pid)
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(output, selectors.EVENT_READ)
-            selector.register(pidfd, selectors.EVENT_READ)
-            while (left := end - time.monotonic()) > 0:
-                ready = [key.fd for key, _ in selector.select(left)]
-                if output.fileno() in ready and not lines.take(output.read(READ_BYTES)):
-                    selector.unregister(output)
-                if pidfd in ready:
-                    if output.fileno() not in ready:
-                        lines.take(output.read(READ_BYTES))
-                    return True
-            return False
-    finally:
-        lines.close()
-        os.close(pidfd)
-
-
 class _Lines:
     """The output of one function, as lines of the log."""
 
@@ -143,13 +118,12 @@ class _Lines:
         self._rest = b""
         self._count = 0
 
-    def take(self, data: bytes | None) -> bool:
-        """Log complete lines; return False at the end of the output."""
-        *lines, self._rest = (self._rest + (data or b"")).split(b"\n")
+    def take(self, data: bytes) -> None:
+        """Log complete lines."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
         self._rest = self._rest[:LINE_BYTES_MAX]
         for line in lines:
             self._log(line)
-        return data != b""
 
     def close(self) -> None:
         if self._rest:

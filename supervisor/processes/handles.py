@@ -3,9 +3,12 @@
 import contextlib
 import logging
 import os
+import selectors
 import signal
 import socket
 import subprocess
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +36,7 @@ from musterd.supervisor.processes.forkserver_messages import (
 )
 from musterd.supervisor.processes.init import ALONE, GO, KILL_TREE, PIDNS
 
+READ_BYTES = 65536  # as much as a pipe holds
 MESSAGES_PER_TURN_MAX = 64  # of one fork server; then the others have their turn
 
 log = logging.getLogger(__name__)
@@ -216,6 +220,32 @@ def send_signal(pidfd: int, signum: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def follow_output(
+    process: "subprocess.Popen[bytes]", seconds: float, take: Callable[[bytes], object]
+) -> bool:
+    """Hand over the output of a process until it ends; return False if the time is up first."""
+    end = time.monotonic() + seconds
+    output = process.stdout
+    assert output is not None
+    os.set_blocking(output.fileno(), False)
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(output, selectors.EVENT_READ)
+            selector.register(pidfd, selectors.EVENT_READ)
+            while (left := end - time.monotonic()) > 0:
+                ready = [key.fd for key, _ in selector.select(left)]
+                data = output.read(READ_BYTES) if ready else None
+                take(data or b"")
+                if pidfd in ready:
+                    return True
+                if data == b"":
+                    selector.unregister(output)
+            return False
+    finally:
+        os.close(pidfd)
 
 
 def how_it_ended(code: int) -> str:

@@ -30,6 +30,7 @@ from musterd.supervisor.log.worker_output import Outputs, Source
 from musterd.supervisor.processes import environment
 from musterd.supervisor.processes.epoll import Watch
 from musterd.supervisor.processes.handles import how_it_ended, open_pidfd, send_signal
+from musterd.supervisor.system.linux import memory_file
 
 COMMAND = (sys.executable, "-P", "-m")  # -P: the working directory is not first in sys.path
 MODULES = {
@@ -82,13 +83,11 @@ class SidecarProcesses:
         self._watch.add(living.pidfd, lambda: self._ended(living))
 
     def _make(self, name: str, number: int, settings: Struct) -> _Living:
-        told = os.memfd_create("settings", os.MFD_CLOEXEC)
+        told = memory_file(msgspec.json.encode(settings))
         beats, theirs = os.pipe()
         os.set_blocking(beats, False)
         os.set_blocking(theirs, False)  # a sidecar never waits for a loop that does not read
         try:
-            os.write(told, msgspec.json.encode(settings))
-            os.lseek(told, 0, os.SEEK_SET)
             with self._outputs.open(output_name(name)) as output:
                 process = subprocess.Popen(
                     [*COMMAND, MODULES[name], str(os.getpid()), str(theirs)],

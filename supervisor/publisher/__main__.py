@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from musterd.supervisor.settings.publisher import PublisherSettings
+from musterd.supervisor.settings.sidecars import PublisherSettings
 from musterd.supervisor.system.linux import die_with_parent
 
 OOM_SCORE = 500  # when memory runs out, the kernel kills this process before any worker

@@ -9,12 +9,10 @@ subscribers reconnect automatically. This module creates the socket file, not li
 do more users have access than configured.
 """
 
-import errno
 import os
 import resource
 import selectors
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -28,8 +26,8 @@ from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.alerts.link import Following, Gone
 from musterd.supervisor.api import rpc
 from musterd.supervisor.config.events import Endpoint, parse_endpoint
-from musterd.supervisor.settings.publisher import PublisherSettings
-from musterd.supervisor.sockets.listen import group_id_of, inode, listen
+from musterd.supervisor.settings.sidecars import PublisherSettings
+from musterd.supervisor.sockets.listen import group_id_of, inode, is_listened_on, listen
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
@@ -183,10 +181,8 @@ def _configure(sock: "zmq.Socket[bytes]") -> None:
 def _bind_file(sock: "zmq.Socket[bytes]", endpoint: Endpoint, group: str) -> tuple[int, int] | None:
     """Publish on a socket file of our own; return its inode."""
     path = endpoint.path
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.setblocking(False)
-        if probe.connect_ex(path) in (0, errno.EAGAIN):
-            raise OSError(0, "another program listens there: set another path")
+    if is_listened_on(path):
+        raise OSError(0, "another program listens there: set another path")
     listener = listen(path, group_id_of(group, "events.group"))
     sock.setsockopt(zmq.USE_FD, listener.fileno())
     sock.bind(f"ipc://{path}")

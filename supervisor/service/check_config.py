@@ -92,7 +92,10 @@ def _of_settings(
     checks: tuple[tuple[str, Callable[[], object]], ...] = (
         ("supervisor.runtime_dir", lambda: directories.check_lengths(runtime)),
         *(
-            (f"supervisor.{key}", lambda key=key: _check_group(settings, key))
+            (
+                f"supervisor.{key}",
+                lambda key=key: group_id_of(getattr(settings, key), f"supervisor.{key}"),
+            )
             for key in ("control_group", "view_group", "tasks_group")
         ),
         ("http.group", lambda: group_id_of(http.group, "http.group")),
@@ -106,10 +109,6 @@ def _of_settings(
             check()
         except ConfigurationError as error:
             yield key, str(error)
-
-
-def _check_group(settings: SupervisorConfig, key: str) -> None:
-    group_id_of(getattr(settings, key), f"supervisor.{key}")
 
 
 # -- pools and their schedules ----------------------------------------------------------------

@@ -77,9 +77,7 @@ def install(root: Path, say: Say, manual: Sequence[ManualPage]) -> None:
             _link(root / PREFIX / "bin" / name, program / name)
         for item in items(_systemd_version(), manual):
             _write(root / item.path, item.text)
-        for name in FORMER_DROP_INS:
-            for folder in _drop_in_folders():
-                _remove(root / folder / name)
+        _remove_former(root)
         _remove_empty_folders(root)
         (root / DROP_INS).mkdir(parents=True, exist_ok=True)
         kept = _configure(root / CONFIGURATION)
@@ -104,9 +102,7 @@ def uninstall(root: Path, say: Say, manual: Sequence[ManualPage]) -> None:
     with _telling(root):
         for item in items(max(SINCE), manual):
             _remove(root / item.path)
-        for name in FORMER_DROP_INS:
-            for folder in _drop_in_folders():
-                _remove(root / folder / name)
+        _remove_former(root)
         _unfinished(root / CONFIGURATION).unlink(missing_ok=True)
         foreign = _remove_empty_folders(root)
     if live:
@@ -209,6 +205,12 @@ def _remove(path: Path) -> None:
     """Remove a file, and the rest of a write of it that was stopped."""
     path.unlink(missing_ok=True)
     _unfinished(path).unlink(missing_ok=True)
+
+
+def _remove_former(root: Path) -> None:
+    for name in FORMER_DROP_INS:
+        for folder in _drop_in_folders():
+            _remove(root / folder / name)
 
 
 def _remove_empty_folders(root: Path) -> list[Path]:

@@ -1,7 +1,7 @@
 """Turn the configuration into what each part is told: policies and settings.
 
-`policy` makes the core's policy; `web`, `alerts`, `publisher` and `worker_environment` make the
-settings of processes; `diff` says what a reload would change.
+`policy` makes the core's policy; `sidecars` and `worker_environment` make the settings of
+processes; `diff` says what a reload would change.
 
 May import: alerts, config, core.model, ipc.client, ipc.resilience, ipc.secrets, ipc.wire,
 processes, sockets, system.

@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from hashlib import sha256
-from types import ModuleType
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import msgspec
-from msgspec import structs
+from msgspec import Struct, structs
 
 from musterd.ipc.client.taskspec import encode_args, key_of
 from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
@@ -18,8 +17,6 @@ from musterd.supervisor.config.schema import (
     BreakerConfig,
     ClassConfig,
     Config,
-    MemoryConfig,
-    MonitorConfig,
     RetryConfig,
     RetryOverride,
     ScheduleConfig,
@@ -28,6 +25,7 @@ from musterd.supervisor.config.schema import (
     inherited,
     over,
 )
+from musterd.supervisor.config.section import Section
 from musterd.supervisor.config.timezones import time_zone
 from musterd.supervisor.core.model.policy import (
     CachePolicy,
@@ -42,9 +40,11 @@ from musterd.supervisor.core.model.policy import (
 )
 from musterd.supervisor.core.model.timing import Cron, Every, Timing
 from musterd.supervisor.processes.forkserver_messages import WorkerSettings
-from musterd.supervisor.settings import alerts, publisher, web
-from musterd.supervisor.sockets.targets import site_of
+from musterd.supervisor.settings.sidecars import alert_settings, publisher_settings, web_settings
+from musterd.supervisor.sockets.declarations import site_of
 from musterd.supervisor.system import descriptors
+
+T = TypeVar("T", bound=Struct)
 
 BEATS_PER_TIMEOUT = 6  # heartbeats that must be missing before a worker is taken for dead
 BEAT_SECONDS_MAX = 2.0
@@ -59,7 +59,9 @@ def fleet_policy(config: Config, replaced: Mapping[str, int] | None = None) -> F
     config = inherited(config)
     retry = config.retry
     again = replaced or {}
-    return FleetPolicy(
+    return _same(
+        FleetPolicy,
+        config.supervisor,
         pools=tuple(
             _pool_policy(name, pool, again.get(name, 0))
             for name, pool in config.pools.items()
@@ -81,29 +83,27 @@ def fleet_policy(config: Config, replaced: Mapping[str, int] | None = None) -> F
             config.cache.bytes_max,
         ),
         schedules=tuple(_schedule(name, each) for name, each in config.schedule.items()),
-        memory=_memory(config.memory, config.monitor),
-        drain_timeout_ns=config.supervisor.drain_timeout_ns,
-        stop_timeout_ns=config.supervisor.stop_timeout_ns,
-        cleanup_timeout_ns=config.supervisor.cleanup_timeout_ns,
-        cleanup=config.supervisor.cleanup,
-        workers_max=config.supervisor.workers_max,
-        web=_sidecar_build(web, config),
-        alerts=_sidecar_build(alerts, config),
-        events=_sidecar_build(publisher, config),
+        memory=_same(
+            MemoryPolicy,
+            config.memory,
+            watched=config.monitor.enabled,
+            enabled=config.memory.enabled and config.monitor.enabled,
+        ),
+        # No build: the daemon has no such sidecar.
+        web=_build(web_settings(config)) if config.http.listen and config.http.start else "",
+        alerts=(
+            _build(alert_settings(config))
+            if any(alert.enabled for alert in config.alerts.values())
+            else ""
+        ),
+        events=_build(publisher_settings(config)) if config.events.publish else "",
     )
 
 
-def _memory(memory: MemoryConfig, monitor: MonitorConfig) -> MemoryPolicy:
-    return MemoryPolicy(
-        watched=monitor.enabled,
-        enabled=memory.enabled and monitor.enabled,
-        warning=memory.warning,
-        critical=memory.critical,
-        margin=memory.margin,
-        pressure=memory.pressure,
-        calm_ns=memory.calm_ns,
-        patience_ns=memory.patience_ns,
-    )
+def _same(kind: type[T], config: Section, **others: Any) -> T:
+    """Make a policy: the others are given, and fields of the same name mean the same."""
+    names = {*kind.__struct_fields__} & {*config.__struct_fields__} - {*others}
+    return kind(**{name: getattr(config, name) for name in names}, **others)
 
 
 def _backoff(retry: RetryConfig) -> BackoffPolicy:
@@ -114,20 +114,12 @@ def _backoff(retry: RetryConfig) -> BackoffPolicy:
 
 
 def _breaker(breaker: BreakerConfig) -> BreakerPolicy:
-    return BreakerPolicy(
-        enabled=breaker.enabled,
-        failures=breaker.failures,
-        open_ns=breaker.open_ns,
-        open_factor=breaker.open_factor,
+    return _same(
+        BreakerPolicy,
+        breaker,
         open_max_ns=max(breaker.open_ns, breaker.open_max_ns),
         open_jitter=breaker.jitter,
-        successes=breaker.successes,
-        probes=breaker.probes,
-        window=breaker.window,
         window_calls_min=breaker.window_min,
-        failure_rate=breaker.failure_rate,
-        slow_ns=breaker.slow_ns,
-        slow_rate=breaker.slow_rate,
     )
 
 
@@ -137,33 +129,30 @@ def _max_retries(own: RetryOverride) -> int:
 
 def _class(name: str, config: ClassConfig, retry: RetryConfig) -> GatePolicy:
     own = config.retry
-    return GatePolicy(
+    return _same(
+        GatePolicy,
+        config,
         name=name,
         timeout_ns=config.timeout_ns or 0,
         max_retries=_max_retries(own),
         backoff=_backoff(over(retry, own)),
-        max_concurrent=config.max_concurrent,
         on_open=config.on_open or "",
         fallback_on=config.fallback_on or "",
-        counts=config.counts,
     )
 
 
 def _target(config: Config, target: TargetConfig) -> TargetPolicy:
     retry, breaker = class_defaults(config, target.policy)
     own = target.retry
-    return TargetPolicy(
-        policy=target.policy,
+    return _same(
+        TargetPolicy,
+        target,
         timeout_ns=target.timeout_ns or 0,
         max_retries=_max_retries(own),
         # None: the backoff of the class that the task names, if that is not the target's.
         backoff=_backoff(over(retry, own)) if own != RetryOverride() else None,
         on_open=target.on_open or "",
         fallback_on=target.fallback_on or "",
-        counts=target.counts,
-        max_concurrent=target.max_concurrent,
-        rate=target.rate,
-        burst=target.burst,
         breaker=_breaker(over(breaker, target.breaker)),
         retry_share=target.retry_share if config.retry.budget else None,
     )
@@ -213,40 +202,17 @@ def _build(parts: object) -> str:
     return sha256(encoded).hexdigest()[:BUILD_DIGITS]
 
 
-def _sidecar_build(sidecar: ModuleType, config: Config) -> str:
-    """Return a name for what a sidecar is made of, or "" where none is wanted."""
-    return _build(sidecar.settings_of(config)) if sidecar.wanted(config) else ""
-
-
 def _pool_policy(name: str, pool: PoolConfig, replaced: int) -> PoolPolicy:
-    restart = pool.restart
-    return PoolPolicy(
+    backoff = _same(BackoffPolicy, pool.restart)
+    return _same(
+        PoolPolicy,
+        pool,
         name=name,
-        size=pool.size,
         build=f"{build_of(pool)}.{replaced}",
-        queue_size=pool.queue_size,
-        aging_ns=pool.aging_ns,
-        task_timeout_ns=pool.task_timeout_ns,
-        start_timeout_ns=pool.start_timeout_ns,
-        heartbeat_timeout_ns=pool.heartbeat_timeout_ns,
-        health_timeout_ns=pool.health_timeout_ns,
-        max_crashes=pool.max_crashes,
-        sacrifice=pool.sacrifice,
-        spare=pool.spare,
         cache_ns=pool.cache_ttl_ns or 0,
         debounce_ns=pool.debounce_window_ns or 0,
         scaling=_scaling(pool),
-        max_tasks=pool.max_tasks,
-        max_age_ns=pool.max_age_ns,
-        max_memory_bytes=pool.max_memory_bytes,
-        restart=RestartPolicy(
-            BackoffPolicy(restart.base_ns, restart.factor, restart.max_ns, restart.jitter),
-            pause_after=restart.pause_after,
-            pause_ns=restart.pause_ns,
-            reset_ns=restart.reset_ns,
-            limit=restart.limit,
-            window_ns=restart.window_ns,
-        ),
+        restart=_same(RestartPolicy, pool.restart, backoff=backoff),
     )
 
 
@@ -254,25 +220,17 @@ def _schedule(name: str, schedule: ScheduleConfig) -> SchedulePolicy:
     key, args = schedule.key, from_json(schedule.args)
     if not key and (schedule.cache_ns or schedule.debounce_ns):
         key = key_of(schedule.task, args)
-    return SchedulePolicy(
+    return _same(
+        SchedulePolicy,
+        schedule,
         name=name,
-        task=schedule.task,
         timing=_timing(schedule),
         args=encode_args(schedule.task, args),
         priority=PRIORITY_NAMES.index(schedule.priority),
-        target=schedule.target,
         sites={
             name: site_of(text) for name, text in schedule.args.items() if isinstance(text, str)
         },
-        timeout_ns=schedule.timeout_ns,
-        max_retries=schedule.max_retries,
         key=key,
-        cache_ns=schedule.cache_ns,
-        debounce_ns=schedule.debounce_ns,
-        jitter_ns=schedule.jitter_ns,
-        overlap=schedule.overlap,
-        catch_up=schedule.catch_up,
-        enabled=schedule.enabled,
         notify=bool(schedule.notify),
     )
 

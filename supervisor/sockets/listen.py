@@ -1,5 +1,6 @@
 """Listening Unix sockets: their files, groups and modes, and who is at the other end."""
 
+import errno
 import grp
 import logging
 import os
@@ -7,6 +8,7 @@ import pwd
 import socket
 import stat
 import struct
+from contextlib import ExitStack
 
 from msgspec import Struct
 
@@ -35,13 +37,27 @@ class Caller(Struct, frozen=True):
 def listen(
     path: str, group_id: int | None, mode: int = OWN_GROUP_MODE, backlog: int = BACKLOG
 ) -> socket.socket:
-    """Return a listening socket that at no moment is open to more callers than `mode` says."""
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    """Return a listening socket, as bind_file() does, for a socket in runtime_dir."""
     try:
+        return bind_file(path, group_id, mode, backlog)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {path}: {error.strerror or error}: check runtime_dir (its owner, "
+            "and its length: a socket's path has at most 107 bytes) and the groups of sockets"
+        ) from error
+
+
+def bind_file(path: str, group_id: int | None, mode: int, backlog: int) -> socket.socket:
+    """Return a listening socket that at no moment is open to more callers than `mode` says.
+
+    It takes the place of another socket; ConfigurationError if anything else is there.
+    """
+    with ExitStack() as undo:
+        sock = undo.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         sock.setblocking(False)
         if os.path.lexists(path):
             if not stat.S_ISSOCK(os.lstat(path).st_mode):
-                raise ConfigurationError(f"{path} is in the way and is no socket: remove it")
+                raise ConfigurationError(f"{path} is in the way and is not a socket: remove it")
             os.unlink(path)
         os.fchmod(sock.fileno(), 0o600)  # the mode that bind() gives the file
         sock.bind(path)
@@ -49,16 +65,15 @@ def listen(
             os.chown(path, -1, group_id)
         os.chmod(path, mode)
         sock.listen(backlog)
-    except OSError as error:
-        sock.close()
-        raise ConfigurationError(
-            f"cannot listen on {path}: {error.strerror or error}: check runtime_dir (its owner, "
-            "and its length: a socket's path has at most 107 bytes) and the groups of sockets"
-        ) from error
-    except ConfigurationError:
-        sock.close()
-        raise
+        undo.pop_all()
     return sock
+
+
+def is_listened_on(path: str) -> bool:
+    """Tell whether another program listens on the socket of this path."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        return probe.connect_ex(path) in (0, errno.EAGAIN)
 
 
 def adopt(

@@ -19,7 +19,7 @@ from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.core.tasks.client_limits import ID_BYTES
 from musterd.supervisor.core.tasks.refusals import UNREADABLE
 from musterd.supervisor.shell import Shell
-from musterd.supervisor.store.interface import Portion, StoredTask, pool_of
+from musterd.supervisor.store.interface import FindSome, Portion, StoredTask, pool_of
 from musterd.supervisor.views.task import live_view_of, view_of
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class ClientLookups:
             self._clients.give_up(peer, UNREADABLE)
 
         attempts = isinstance(first, Inspection)
-        self._shell.store_requests.find_some(ids, bytes_max, found, lost, attempts=attempts)
+        self._shell.store_requests.ask(FindSome(ids, bytes_max, attempts), found, lost)
 
     def _go_on(self, peer: "Peer", count: int) -> None:
         if peer.gone:

@@ -13,7 +13,7 @@ from itertools import count
 
 from musterd.supervisor.core.model import events
 from musterd.supervisor.shell import Shell
-from musterd.supervisor.store.interface import StoredTask
+from musterd.supervisor.store.interface import FindTasks, StoredTask
 
 ASKED_MAX = 100  # with the store at a time: some milliseconds of its work
 
@@ -51,7 +51,7 @@ class ResendChecks:
             self._asked += 1
             ids = [spec.id for spec in self._kept[number].tasks]
             found, unknown = self._answers(number)
-            self._shell.store_requests.find(ids, found, unknown)
+            self._shell.store_requests.ask(FindTasks(ids), found, unknown)
 
     def _answers(
         self, number: int

@@ -15,7 +15,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from musterd.supervisor.store.identity import ENDINGS
-from musterd.supervisor.store.interface import StoreError
+from musterd.supervisor.store.interface import StoreError, log_fields
 from musterd.supervisor.store.reserve import reserve_of
 from musterd.supervisor.store.schema import (
     APPLICATION_ID,
@@ -78,8 +78,7 @@ def take(path: Path, on_corrupt: str) -> int:
             aside = _set_aside_before(path)
             raise CorruptStore(f"{error}. {_what_to_do(path, aside or path)}") from error
         log.critical(
-            f"{error}: an empty one takes its place",
-            extra={"fields": {"EVENT": "store.corrupt", "REASON": str(error)}},
+            f"{error}: an empty one takes its place", extra=log_fields("store.corrupt", error)
         )
     return _open(path)
 
@@ -112,7 +111,7 @@ def _take_leave(path: Path, on_corrupt: str) -> None:
     _forget_draft(path)
     log.critical(
         f"{reason}: it is set aside, and an empty store takes its place",
-        extra={"fields": {"EVENT": "store.corrupt", "REASON": reason}},
+        extra=log_fields("store.corrupt", reason),
     )
 
 
@@ -137,8 +136,7 @@ def _miss_log(path: Path, on_corrupt: str) -> None:
         )
     index.unlink()
     log.critical(
-        f"{reason}: the store is used without them",
-        extra={"fields": {"EVENT": "store.corrupt", "REASON": reason}},
+        f"{reason}: the store is used without them", extra=log_fields("store.corrupt", reason)
     )
 
 
@@ -146,7 +144,7 @@ def _open(path: Path) -> int:
     if _anew(path).exists():  # a daemon was killed while it put the file in place
         log.warning(
             "store: a file that was written anew is put in its place",
-            extra={"fields": {"EVENT": "store.rewritten", "REASON": str(path)}},
+            extra=log_fields("store.rewritten", path),
         )
         try:
             _put_in_place(path)
@@ -463,7 +461,7 @@ def _check(path: Path, connection: sqlite3.Connection) -> None:
             raise
         log.warning(
             f"store: the check was ended after {CHECK_SECONDS:g} s and found nothing until then",
-            extra={"fields": {"EVENT": "store.check", "REASON": str(error)}},
+            extra=log_fields("store.check", error),
         )
         return
     finally:

@@ -1,13 +1,14 @@
-"""The interface of the store, as the loop uses it, and the structs of its answers.
+"""The interface of the store, as the loop uses it, its queries and their answers.
 
-The loop hands over a `Persist` with `write()` and goes on. When `fileno()` becomes readable, the
-loop asks `completed()` for the highest durable ticket and `found()` for answers, each with the
-token of its request. No method waits for a disk, except `recover()`, `facts()` and `last_seq()` at
-the start and `close()` at the end. engines.py opens the store that the configuration names.
+The loop hands over a `Persist` with `write()`, or a query with `ask()`, and goes on. When
+`fileno()` becomes readable, the loop asks `completed()` for the highest durable ticket and
+`found()` for answers, each with the token of its query. No method waits for a disk, except
+`recover()`, `facts()` and `last_seq()` at the start and `close()` at the end. engines.py opens the
+store that the configuration names.
 """
 
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -54,68 +55,122 @@ class StoredTask(Struct, frozen=True, gc=False):
     attempt: int
     submitted_wall_ns: int
     finished_wall_ns: int = 0
-    attempts: list[FailedAttempt] = []  # only if the request wants attempts
+    attempts: list[FailedAttempt] = []  # only if the query wants attempts
 
 
-class Page(Struct, frozen=True, gc=False):
-    """The answer to read(): the tasks that exist, as many as PAGE_BYTES_MAX allows."""
+# -- queries: each says by its base what its answer is --------------------------------------------
 
-    tasks: OnDisk
-    unread: list[str]
+A = TypeVar("A")
 
 
-class FoundFact(Struct, frozen=True, gc=False):
-    """The answer to find_fact(); `value` is None if the fact does not exist or has expired."""
-
-    value: bytes | None
+class Query(Struct, Generic[A], frozen=True, gc=False):
+    """Something to ask the store, which answers with an A."""
 
 
-class Withdrawn(Struct, frozen=True, gc=False):
-    """The answer to withdraw(): these tasks are not in the store and never will be."""
-
-    seqs: list[int]
+class Unanswered(Struct, frozen=True, gc=False):
+    """The answer to a query that failed several times: the store cannot be read."""
 
 
-class Purged(Struct, frozen=True, gc=False):
-    """The answer to purge(): how many tasks were forgotten, and which of the named ones."""
+class FindTasks(Query[list[StoredTask]], frozen=True, gc=False):
+    """Look up tasks, finished or not. Unknown ids are left out."""
 
-    count: int
     ids: list[str]
-
-
-class StrandedTasks(Struct, frozen=True, gc=False):
-    """The answer to find_stranded(), ordered by seq."""
-
-    tasks: list[Recovered]
-    after_seq: int  # where the next page begins; 0: this is the last page
+    attempts: bool = False  # with their failed attempts
 
 
 class Portion(Struct, frozen=True, gc=False):
-    """The answer to find_some()."""
+    """The answer to FindSome."""
 
     tasks: list[StoredTask]
     unread: list[str]  # ids not read; if no task was read, the first one exceeds bytes_max
     next_bytes: int = 0  # the size of the first unread task
 
 
-class Unanswered(Struct, frozen=True, gc=False):
-    """The answer to a request that failed several times: the store cannot be read."""
+class FindSome(Query[Portion], frozen=True, gc=False):
+    """Look up the first tasks that fit into `bytes_max`."""
 
+    ids: list[str]
+    bytes_max: int
+    attempts: bool = False
+
+
+class Page(Struct, frozen=True, gc=False):
+    """The answer to ReadQueued: the tasks that exist, as many as PAGE_BYTES_MAX allows."""
+
+    tasks: OnDisk
+    unread: list[str]
+
+
+class ReadQueued(Query[Page], frozen=True, gc=False):
+    """Read queued tasks, to be run, ahead of other queries."""
+
+    ids: list[str]
+
+
+class ListFinished(Query[list[StoredTask]], frozen=True, gc=False):
+    """List finished tasks, newest first, without arguments and values."""
+
+    state: str | None
+    pool: str | None
+    limit: int
+
+
+class ListLive(Query[list[StoredTask]], frozen=True, gc=False):
+    """List unfinished tasks, newest first, without arguments."""
+
+    pool: str | None
+    limit: int
+
+
+class StrandedTasks(Struct, frozen=True, gc=False):
+    """The answer to FindStranded, ordered by seq."""
+
+    tasks: list[Recovered]
+    after_seq: int  # where the next page begins; 0: this is the last page
+
+
+class FindStranded(Query[StrandedTasks], frozen=True, gc=False):
+    """Read the next unfinished tasks of a pool, as recover() yields them."""
+
+    pool: str
+    after_seq: int
+
+
+class FindFact(Query[bytes | None], frozen=True, gc=False):
+    """Look up the value of a fact; None if the fact does not exist or has expired."""
+
+    kind: str
+    key: str
+
+
+class Withdraw(Query[list[int]], frozen=True, gc=False):
+    """Drop new tasks; the answer has those that are not in the store and never will be."""
+
+    seqs: list[int]
+
+
+class Purged(Struct, frozen=True, gc=False):
+    """The answer to Purge: how many tasks were forgotten, and which of the named ones."""
+
+    count: int
+    ids: list[str]
+
+
+class Purge(Query[Purged], frozen=True, gc=False):
+    """Forget failed tasks that ended before this time: those of the ids, or all with None."""
+
+    ids: list[str] | None
+    before_wall_ns: int
+
+
+# -- the store ------------------------------------------------------------------------------------
 
 WallTime = Callable[[], int]  # the time of day, for any thread
-Answer = (
-    list[StoredTask] | Page | Portion | FoundFact | Withdrawn | Purged | StrandedTasks | Unanswered
-)
-# The token of a request, and its answer.
-Found = tuple[object, Answer]
+Found = tuple[object, object]  # the token of a query, and its answer
 
 
 class Store(Protocol):
-    """A place where tasks survive. Only the loop's thread calls its methods.
-
-    A method with a token sends a request: found() returns the answer with the token. False means
-    that too many requests wait, and that no answer will come.
-    """
+    """A place where tasks survive. Only the loop's thread calls its methods."""
 
     immediate: bool  # write() is complete when it returns: completed() need not be polled for
 
@@ -156,37 +211,11 @@ class Store(Protocol):
     def completed(self) -> int | None:
         """Return the highest durable ticket, None if that is no news; clear the descriptor."""
 
-    def withdraw(self, seqs: list[int], token: object) -> bool:
-        """Drop these new tasks unless they are written; answered by a Withdrawn."""
-
-    def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
-        """Look up tasks, finished or not; answered by a list. Unknown ids are left out."""
-
-    def find_some(
-        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
-    ) -> bool:
-        """Look up the first tasks that fit into `bytes_max`; answered by a Portion."""
-
-    def read(self, ids: list[str], token: object) -> bool:
-        """Read queued tasks, to be run, ahead of other requests; answered by a Page."""
-
-    def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
-        """List finished tasks, newest first, without arguments and values."""
-
-    def list_live(self, pool: str | None, limit: int, token: object) -> bool:
-        """List unfinished tasks, newest first, without arguments."""
-
-    def find_stranded(self, pool: str, after_seq: int, token: object) -> bool:
-        """Read the next unfinished tasks of a pool, as recover() yields them."""
-
-    def find_fact(self, kind: str, key: str, token: object) -> bool:
-        """Look up one fact; answered by a FoundFact."""
+    def ask(self, query: Query[Any], token: object) -> bool:
+        """Send a query; return False if too many wait, and no answer will come."""
 
     def found(self) -> list[Found]:
-        """Return the answers that arrived since the last call."""
-
-    def purge(self, ids: list[str] | None, before_wall_ns: int, token: object) -> bool:
-        """Forget failed tasks that ended before this time: those of the ids, or all with None."""
+        """Return the answers that arrived since the last call, each with its query's token."""
 
     def problem(self) -> str | None:
         """Return why the store cannot write or read at the moment; None when all is well."""
@@ -205,6 +234,13 @@ class Store(Protocol):
 
     def close(self) -> None:
         """Write what waits and release everything; StoreError if something was not written."""
+
+
+def log_fields(event: str, reason: object = "", **others: object) -> dict[str, object]:
+    """Return the fields of a log line, as `extra` takes them."""
+    told = {"REASON": str(reason)} if reason else {}
+    named = {name.upper(): value for name, value in others.items()}
+    return {"fields": {"EVENT": event, **named, **told}}
 
 
 def pool_of(spec: TaskSpec) -> str:

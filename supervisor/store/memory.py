@@ -1,9 +1,11 @@
 """The store for `durability = "memory"`: it never waits, and is gone with the process."""
 
+import sys
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Any
 
 import msgspec
 
@@ -22,16 +24,23 @@ from musterd.supervisor.core.model.events import OnDisk, Recovered
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
-    Answer,
+    FindFact,
+    FindSome,
+    FindStranded,
+    FindTasks,
     Found,
-    FoundFact,
+    ListFinished,
+    ListLive,
     Page,
     Portion,
+    Purge,
     Purged,
+    Query,
+    ReadQueued,
     StoredTask,
     StrandedTasks,
     WallTime,
-    Withdrawn,
+    Withdraw,
     fact_end_ns,
     kept_failure,
     live_state,
@@ -63,6 +72,17 @@ class MemoryStore:
         self._last_seq = 0
         self._ticket: int | None = None
         self._answers: deque[Found] = deque()  # of one turn of the loop
+        self._methods: dict[type, Callable[[Any], object]] = {
+            FindTasks: lambda query: self._find_some(query.ids, sys.maxsize, query.attempts).tasks,
+            FindSome: lambda query: self._find_some(query.ids, query.bytes_max, query.attempts),
+            ReadQueued: self._read,
+            ListFinished: self._list_finished,
+            ListLive: self._list_live,
+            FindStranded: self._find_stranded,
+            FindFact: self._find_fact,
+            Withdraw: lambda _: [],  # a task never waits to be written
+            Purge: self._purge,
+        }
         self._wakeup = Wakeup()
         self.commit_times = Histogram()
         self.size_bytes = 0
@@ -106,67 +126,61 @@ class MemoryStore:
         ticket, self._ticket = self._ticket, None
         return ticket
 
-    def withdraw(self, seqs: list[int], token: object) -> bool:
-        return self._answer(token, Withdrawn([]))  # a task never waits to be written
-
-    def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
-        tasks = [task for task in map(self._find, ids) if task is not None]
-        if attempts:
-            tasks = [self._with_attempts(task) for task in tasks]
-        return self._answer(token, tasks)
+    def ask(self, query: Query[Any], token: object) -> bool:
+        self._answers.append((token, self._methods[type(query)](query)))
+        self._wakeup.set()
+        return True
 
     def _with_attempts(self, task: StoredTask) -> StoredTask:
         return msgspec.structs.replace(task, attempts=list(self._attempts.get(task.seq, ())))
 
-    def find_some(
-        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
-    ) -> bool:
+    def _find_some(self, ids: list[str], bytes_max: int, attempts: bool) -> Portion:
         found: list[StoredTask] = []
         for place, task in enumerate(map(self._find, ids)):
             if task is None:
                 continue
             size = len(task.spec.args) + len(task.outcome.value if task.outcome else b"")
             if size > bytes_max:
-                return self._answer(token, Portion(found, ids[place:], size))
+                return Portion(found, ids[place:], size)
             bytes_max -= size
             found.append(self._with_attempts(task) if attempts else task)
-        return self._answer(token, Portion(found, []))
+        return Portion(found, [])
 
-    def read(self, ids: list[str], token: object) -> bool:
+    def _read(self, query: ReadQueued) -> Page:
         tasks = OnDisk()
-        for id_ in ids:
+        for id_ in query.ids:
             if id_ in self._live:
                 new = self._live[id_][0]
                 tasks.add(new.seq, new.spec, new.submitted_wall_ns)
-        return self._answer(token, Page(tasks, []))
+        return Page(tasks, [])
 
-    def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
+    def _list_finished(self, query: ListFinished) -> list[StoredTask]:
+        state, pool = query.state, query.pool
         matching = (
             without_payload(self._stored(final, wall_ns))
             for final, wall_ns in reversed(self._finished.values())
             if state in (None, final.outcome.state) and pool in (None, pool_of(final.spec))
         )
-        return self._answer(token, list(islice(matching, min(limit, LIST_TASKS_MAX))))
+        return list(islice(matching, min(query.limit, LIST_TASKS_MAX)))
 
-    def list_live(self, pool: str | None, limit: int, token: object) -> bool:
+    def _list_live(self, query: ListLive) -> list[StoredTask]:
+        pool = query.pool
         ids = (id_ for id_, (new, _) in reversed(self._live.items()) if pool in (None, new.pool))
-        found = [self._find(id_) for id_ in islice(ids, min(limit, LIST_TASKS_MAX))]
-        return self._answer(token, [without_payload(task) for task in found if task is not None])
+        found = [self._find(id_) for id_ in islice(ids, min(query.limit, LIST_TASKS_MAX))]
+        return [without_payload(task) for task in found if task is not None]
 
-    def find_stranded(self, pool: str, after_seq: int, token: object) -> bool:
+    def _find_stranded(self, query: FindStranded) -> StrandedTasks:
         now_ns, wall_ns = time.monotonic_ns(), self._wall_ns()
         tasks = [
             self._recovered(new, since_ns, now_ns, wall_ns)
             for new, since_ns in self._live.values()
-            if new.pool == pool and new.seq > after_seq
+            if new.pool == query.pool and new.seq > query.after_seq
         ]
-        return self._answer(token, StrandedTasks(sorted(tasks, key=lambda task: task.seq), 0))
+        return StrandedTasks(sorted(tasks, key=lambda task: task.seq), 0)
 
     def _recovered(self, new: NewRecord, since_ns: int, now_ns: int, wall_ns: int) -> Recovered:
         spec = new.spec
-        change = LiveRecord(new.seq, 0, 0, 0, spec.delay_ns, False)
-        if changed := self._changed.get(new.seq):
-            change, since_ns = changed
+        change, since_ns = self._last_change(new, since_ns)
         wait_left = time_left_ns(since_ns, change.wait_ns, wall_ns)
         expires_left = time_left_ns(new.submitted_wall_ns, spec.expires_ns, wall_ns)
         return Recovered(
@@ -181,9 +195,14 @@ class MemoryStore:
             begun=change.begun,
         )
 
-    def find_fact(self, kind: str, key: str, token: object) -> bool:
-        value, end_ns = self._facts.get((kind, key), (None, 0))
-        return self._answer(token, FoundFact(None if 0 < end_ns <= self._wall_ns() else value))
+    def _last_change(self, new: NewRecord, since_ns: int) -> tuple[LiveRecord, int]:
+        """Return the last change of a task, and its wall time: of a new one, its submit."""
+        unchanged = (LiveRecord(new.seq, 0, 0, 0, new.spec.delay_ns, False), since_ns)
+        return self._changed.get(new.seq, unchanged)
+
+    def _find_fact(self, query: FindFact) -> bytes | None:
+        value, end_ns = self._facts.get((query.kind, query.key), (None, 0))
+        return None if 0 < end_ns <= self._wall_ns() else value
 
     def found(self) -> list[Found]:
         self._wakeup.clear()
@@ -191,17 +210,18 @@ class MemoryStore:
         self._answers.clear()
         return answers
 
-    def purge(self, ids: list[str] | None, before_wall_ns: int, token: object) -> bool:
+    def _purge(self, query: Purge) -> Purged:
+        ids = query.ids
         purged = [
             id_
             for id_ in (list(self._finished) if ids is None else dict.fromkeys(ids))
             if (known := self._finished.get(id_)) is not None
             and known[0].outcome.state == FAILED
-            and known[1] < before_wall_ns
+            and known[1] < query.before_wall_ns
         ]
         for id_ in purged:
             self._forget(id_)
-        return self._answer(token, Purged(len(purged), [] if ids is None else purged))
+        return Purged(len(purged), [] if ids is None else purged)
 
     def problem(self) -> str | None:
         return None
@@ -226,11 +246,6 @@ class MemoryStore:
 
     def close(self) -> None:
         self._wakeup.close()
-
-    def _answer(self, token: object, answer: Answer) -> bool:
-        self._answers.append((token, answer))
-        self._wakeup.set()
-        return True
 
     def _reopen(self, reopened: ReopenRecord) -> None:
         attempts = self._attempts.get(reopened.former_seq)
@@ -285,14 +300,12 @@ class MemoryStore:
     def _find(self, task_id: str) -> StoredTask | None:
         if live := self._live.get(task_id):
             new, since_ns = live
-            attempt, crashes, begun, wait_ns = 0, 0, False, new.spec.delay_ns
-            if changed := self._changed.get(new.seq):
-                change, since_ns = changed
-                attempt, crashes, begun = change.attempt, change.crashes, change.begun
-                wait_ns = change.wait_ns
-            state = live_state(begun, time_left_ns(since_ns, wait_ns, self._wall_ns()))
+            change, since_ns = self._last_change(new, since_ns)
+            wait_left = time_left_ns(since_ns, change.wait_ns, self._wall_ns())
+            state = live_state(change.begun, wait_left)
             return StoredTask(
-                new.seq, new.spec, state, None, crashes, attempt, new.submitted_wall_ns
+                *(new.seq, new.spec, state, None),
+                *(change.crashes, change.attempt, new.submitted_wall_ns),
             )
         if finished := self._finished.get(task_id):
             return self._stored(*finished)

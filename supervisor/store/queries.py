@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from musterd.ipc.wire.messages import SUCCEEDED, FailedAttempt
 from musterd.supervisor.core.model.events import OnDisk
@@ -21,10 +20,16 @@ from musterd.supervisor.store.interface import (
     LIST_TASKS_MAX,
     PAGE_BYTES_MAX,
     RECOVERED_AT_ONCE,
-    Answer,
-    FoundFact,
+    FindFact,
+    FindSome,
+    FindStranded,
+    FindTasks,
+    ListFinished,
+    ListLive,
     Page,
     Portion,
+    Query,
+    ReadQueued,
     StoredTask,
     StrandedTasks,
     pool_of,
@@ -51,62 +56,13 @@ from musterd.supervisor.store.task_batches import queued_rows, queued_rows_of, q
 LIST_ROWS_SEARCHED_MAX = 200_000
 
 
-class Tasks(Struct, frozen=True):
-    """Tasks by id, live or finished."""
-
-    ids: list[str]
-    attempts: bool  # with their failed attempts
-    bytes_max: int = 0  # only the first that fit; 0: all
-
-
-class Queued(Struct, frozen=True):
-    """Live tasks by id, to be run."""
-
-    ids: list[str]
-
-
-class Listing(Struct, frozen=True):
-    """The newest finished tasks, without arguments and values."""
-
-    state: str | None
-    pool: str | None
-    limit: int
-
-
-class LiveListing(Struct, frozen=True):
-    """The newest unfinished tasks, without arguments."""
-
-    pool: str | None
-    limit: int
-
-
-class OneFact(Struct, frozen=True):
-    kind: str
-    key: str
-
-
-class Unfinished(Struct, frozen=True):
-    """The next live tasks of a pool, by seq."""
-
-    pool: str
-    after_seq: int
-
-
-Query = Tasks | Queued | Listing | LiveListing | OneFact | Unfinished
-
-
-class Request(Struct, frozen=True):
-    token: object
-    query: Query
-
-
 class Reader:
     """A connection that reads, and the requests that wait for the thread that uses it."""
 
     def __init__(self, name: str, path: Path, tries_max: int | None) -> None:
         self.name = name
         self.tries_max = tries_max  # of one request; None: until it is answered
-        self.requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()  # None only wakes
+        self.requests: queue.SimpleQueue[tuple[object, Query[Any]] | None] = queue.SimpleQueue()
         self.stale = False  # the connection is to a file that was lost
         self._path = path
         self._connection = connect_reader(path)
@@ -124,38 +80,44 @@ class Reader:
         self._connection.close()
 
 
-def answer(connection: sqlite3.Connection, query: Query, wall_ns: int) -> Answer:
-    """Return the answer to a query."""
-    if isinstance(query, Tasks):
-        return _look_up(connection, query, wall_ns)
-    if isinstance(query, Queued):
-        return _read(connection, query.ids)
-    if isinstance(query, Listing):
-        return _list(connection, query)
-    if isinstance(query, LiveListing):
-        return _list_live(connection, query, wall_ns)
-    if isinstance(query, Unfinished):
-        return _unfinished(connection, query, wall_ns)
-    return _fact(connection, query, wall_ns)
+def answer(connection: sqlite3.Connection, query: Query[Any], wall_ns: int) -> object:
+    """Return the answer to a query that only reads."""
+    match query:
+        case FindTasks() | FindSome():
+            return _look_up(connection, query, wall_ns)
+        case ReadQueued():
+            return _read(connection, query.ids)
+        case ListFinished():
+            return _list(connection, query)
+        case ListLive():
+            return _list_live(connection, query, wall_ns)
+        case FindStranded():
+            return _stranded(connection, query, wall_ns)
+        case FindFact():
+            return _fact(connection, query, wall_ns)
+    raise AssertionError(query)
 
 
 def _look_up(
-    connection: sqlite3.Connection, query: Tasks, wall_ns: int
+    connection: sqlite3.Connection, query: FindTasks | FindSome, wall_ns: int
 ) -> list[StoredTask] | Portion:
     # One transaction for all reads: between two, a task may move to another table and be missed.
     connection.execute("BEGIN")
     try:
-        ids = query.ids
-        fitting, next_bytes = _fitting(connection, query) if query.bytes_max else (len(ids), 0)
+        ids, fitting, next_bytes = query.ids, len(query.ids), 0
+        if isinstance(query, FindSome):
+            fitting, next_bytes = _fitting(connection, query)
         tasks = _find(connection, ids[:fitting], wall_ns)
         if query.attempts:
             tasks = [_with_attempts(connection, task) for task in tasks]
-        return Portion(tasks, ids[fitting:], next_bytes) if query.bytes_max else tasks
+        if isinstance(query, FindSome):
+            return Portion(tasks, ids[fitting:], next_bytes)
+        return tasks
     finally:
         connection.rollback()
 
 
-def _fitting(connection: sqlite3.Connection, query: Tasks) -> tuple[int, int]:
+def _fitting(connection: sqlite3.Connection, query: FindSome) -> tuple[int, int]:
     """Return how many of the ids fit into `bytes_max`, and the size of the next task.
 
     SQLite knows the length of a blob without reading it. Tasks in batches are short, and as a rule
@@ -257,7 +219,7 @@ def _with_attempts(connection: sqlite3.Connection, task: StoredTask) -> StoredTa
     return msgspec.structs.replace(task, attempts=attempts) if attempts else task
 
 
-def _list(connection: sqlite3.Connection, listing: Listing) -> list[StoredTask]:
+def _list(connection: sqlite3.Connection, listing: ListFinished) -> list[StoredTask]:
     """List the newest finished tasks. An index skips tasks of other states."""
     where = ""
     parameters: list[Any] = []
@@ -293,9 +255,7 @@ def _is_of(task: StoredTask | None, pool: str | None) -> bool:
     return task is not None and (pool is None or pool_of(task.spec) == pool)
 
 
-def _list_live(
-    connection: sqlite3.Connection, listing: LiveListing, wall_ns: int
-) -> list[StoredTask]:
+def _list_live(connection: sqlite3.Connection, listing: ListLive, wall_ns: int) -> list[StoredTask]:
     newest = f"SELECT {LIVE_COLUMNS}, pool FROM live ORDER BY seq DESC LIMIT ?"
     of_pool = "WHERE pool = ?" if listing.pool is not None else ""
     query = f"SELECT {LIVE_COLUMNS} FROM ({newest}) {of_pool} LIMIT ?"
@@ -343,7 +303,7 @@ def contents(connection: sqlite3.Connection) -> tuple[list[StoredTask], list[Sto
     return [each for each in live if each], [each for each in finished if each]
 
 
-def _unfinished(connection: sqlite3.Connection, query: Unfinished, wall_ns: int) -> StrandedTasks:
+def _stranded(connection: sqlite3.Connection, query: FindStranded, wall_ns: int) -> StrandedTasks:
     live = connection.execute(
         f"SELECT {LIVE_COLUMNS} FROM live WHERE pool = ? AND seq > ? ORDER BY seq LIMIT ?",
         (query.pool, query.after_seq, RECOVERED_AT_ONCE),
@@ -356,8 +316,8 @@ def _unfinished(connection: sqlite3.Connection, query: Unfinished, wall_ns: int)
     return StrandedTasks(tasks, tasks[-1].seq if len(tasks) == RECOVERED_AT_ONCE else 0)
 
 
-def _fact(connection: sqlite3.Connection, fact: OneFact, wall_ns: int) -> FoundFact:
+def _fact(connection: sqlite3.Connection, fact: FindFact, wall_ns: int) -> bytes | None:
     query = "SELECT value, expires_at FROM facts WHERE kind = ? AND key = ?"
     row = connection.execute(query, (fact.kind, fact.key)).fetchone()
     value, end_ns = row or (None, 0)
-    return FoundFact(None if 0 < end_ns <= wall_ns else value)
+    return None if 0 < end_ns <= wall_ns else value

@@ -16,16 +16,10 @@ from msgspec import Raw, Struct
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import SUCCEEDED
 from musterd.supervisor.core.model.actions import FinalRecord
-from musterd.supervisor.store.rows import SHORT_BYTES_MAX, opened, values
+from musterd.supervisor.store.rows import SHORT_BYTES_MAX, inserting, opened
 from musterd.supervisor.store.task_batches import BATCH_BYTES_MAX, BATCH_MIN, BATCH_TASKS, is_short
 
-
-@cache
-def insert_results(rows: int) -> str:
-    return (
-        "INSERT INTO results (number, size, finished_at, tasks)"
-        f" SELECT * FROM (VALUES {values(4, rows)}) WHERE column1 IS NOT NULL"
-    )
+insert_results = inserting("INSERT INTO results (number, size, finished_at, tasks)")
 
 
 class _Succeeded(Struct, array_like=True, frozen=True, gc=False):

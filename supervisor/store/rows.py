@@ -34,6 +34,7 @@ from musterd.supervisor.store.interface import (
     fact_end_ns,
     kept_failure,
     live_state,
+    log_fields,
     pool_of,
     time_left_ns,
 )
@@ -44,6 +45,8 @@ GROUP_BYTES_MAX = 16 * 1024 * 1024
 # 10 columns of this many rows stay under SQLite's default limit of 32766 parameters.
 STATEMENT_ROWS_MAX = 1024
 SHORT_BYTES_MAX = PAGE_BYTES_MAX // STATEMENT_ROWS_MAX  # a page holds a statement of such tasks
+
+Statement = Callable[[int], str]  # the SQL for so many rows
 
 log = logging.getLogger("musterd")
 _T = TypeVar("_T")
@@ -93,12 +96,35 @@ def values(columns: int, rows: int) -> str:
     return ",".join(["(" + ",".join("?" * columns) + ")"] * rows)
 
 
-@cache
-def insert_live(rows: int) -> str:
-    return (
-        "INSERT OR IGNORE INTO live (seq, id, pool, target, priority, submitted_at, spec)"
-        f" SELECT * FROM (VALUES {values(7, rows)}) WHERE column1 IS NOT NULL"
-    )
+def inserting(head: str) -> Statement:
+    """Return a statement that inserts as many rows as are wanted; rows of NULL only fill it up."""
+    columns = head.count(",") + 1
+
+    def statement(rows: int) -> str:
+        return f"{head} SELECT * FROM (VALUES {values(columns, rows)}) WHERE column1 IS NOT NULL"
+
+    return cache(statement)
+
+
+def deleting(head: str) -> Statement:
+    """Return a statement that deletes as many rows as are wanted, by the column named last."""
+    return cache(lambda rows: f"{head} IN {values(rows, 1)}")
+
+
+insert_live = inserting(
+    "INSERT OR IGNORE INTO live (seq, id, pool, target, priority, submitted_at, spec)"
+)
+insert_finished = inserting(
+    "INSERT INTO finished"
+    " (number, seq, id, pool, state, crashes, submitted_at, finished_at, spec, outcome)"
+)
+insert_result_ids = inserting("INSERT OR REPLACE INTO result_ids (id, number)")
+insert_attempts = inserting(
+    "INSERT OR REPLACE INTO attempts (seq, place, attempt, at, worker, failure)"
+)
+insert_facts = inserting("INSERT OR REPLACE INTO facts (kind, key, value, expires_at)")
+delete_live = deleting("DELETE FROM live WHERE seq")
+delete_attempts = deleting("DELETE FROM attempts WHERE seq")
 
 
 @cache
@@ -112,23 +138,6 @@ def read_short(rows: int) -> str:
 
 
 @cache
-def insert_finished(rows: int) -> str:
-    return (
-        "INSERT INTO finished"
-        " (number, seq, id, pool, state, crashes, submitted_at, finished_at, spec, outcome)"
-        f" SELECT * FROM (VALUES {values(10, rows)}) WHERE column1 IS NOT NULL"
-    )
-
-
-@cache
-def insert_result_ids(rows: int) -> str:
-    return (
-        "INSERT OR REPLACE INTO result_ids (id, number)"
-        f" SELECT * FROM (VALUES {values(2, rows)}) WHERE column1 IS NOT NULL"
-    )
-
-
-@cache
 def update_live(rows: int) -> str:
     return (
         "UPDATE live SET attempt = v.column2, crashes = v.column3, interruptions = v.column4,"
@@ -138,34 +147,8 @@ def update_live(rows: int) -> str:
 
 
 @cache
-def delete_live(rows: int) -> str:
-    return f"DELETE FROM live WHERE seq IN {values(rows, 1)}"
-
-
-@cache
 def purge_named(rows: int) -> str:
     return _PURGE.replace("%s", f"AND id IN {values(rows, 1)}")
-
-
-@cache
-def insert_attempts(rows: int) -> str:
-    return (
-        "INSERT OR REPLACE INTO attempts (seq, place, attempt, at, worker, failure)"
-        f" SELECT * FROM (VALUES {values(6, rows)}) WHERE column1 IS NOT NULL"
-    )
-
-
-@cache
-def delete_attempts(rows: int) -> str:
-    return f"DELETE FROM attempts WHERE seq IN {values(rows, 1)}"
-
-
-@cache
-def insert_facts(rows: int) -> str:
-    return (
-        "INSERT OR REPLACE INTO facts (kind, key, value, expires_at)"
-        f" SELECT * FROM (VALUES {values(4, rows)}) WHERE column1 IS NOT NULL"
-    )
 
 
 @cache
@@ -348,7 +331,7 @@ def opened(number: int, decode: Callable[[bytes], _T], blob: bytes) -> _T | None
     except UNREADABLE as error:
         log.error(
             "a stored task cannot be read; it is left in the store",
-            extra={"fields": {"EVENT": "store.unreadable", "SEQ": number, "REASON": str(error)}},
+            extra=log_fields("store.unreadable", error, seq=number),
         )
         return None
 

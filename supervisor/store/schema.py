@@ -21,6 +21,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 from musterd.ipc.wire.messages import SUCCEEDED
+from musterd.supervisor.store.interface import log_fields
 
 APPLICATION_ID = 0x6D757374  # "must": tells our files from other databases
 FILE_MODE = 0o600  # arguments and results are nobody else's business
@@ -95,7 +96,7 @@ def bring_up_to_date(connection: sqlite3.Connection, path: Path) -> None:
         log.warning(
             f"store: migrated from version {version} to {SCHEMA_VERSION}; {copy.name} is a copy"
             " of the old one, delete it when all is well",
-            extra={"fields": {"EVENT": "store.migrated", "REASON": str(copy)}},
+            extra=log_fields("store.migrated", copy),
         )
 
 

@@ -20,6 +20,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from musterd.supervisor.core.model.actions import Persist
 from musterd.supervisor.core.model.counters import Histogram
@@ -43,29 +44,20 @@ from musterd.supervisor.store.file import (
 from musterd.supervisor.store.identity import Identity, Loss, is_at
 from musterd.supervisor.store.interface import (
     RECOVERED_AT_ONCE,
-    Answer,
     Found,
+    Purge,
+    Query,
+    ReadQueued,
     StoreError,
     Unanswered,
     WallTime,
+    Withdraw,
+    log_fields,
 )
-from musterd.supervisor.store.queries import (
-    Listing,
-    LiveListing,
-    OneFact,
-    Query,
-    Queued,
-    Reader,
-    Request,
-    Tasks,
-    Unfinished,
-    answer,
-    newest_wall_ns,
-    unfinished_rows,
-)
+from musterd.supervisor.store.queries import Reader, answer, newest_wall_ns, unfinished_rows
 from musterd.supervisor.store.reserve import Reserve
 from musterd.supervisor.store.rows import Group, recovered_task
-from musterd.supervisor.store.writer import SLICE_ROWS, Purge, Withdrawal, Writer
+from musterd.supervisor.store.writer import SLICE_ROWS, Purging, Writer
 from musterd.supervisor.system.threads import Wakeup
 
 PATIENCE_SECONDS = 0.0005  # how long a patient page waits for the next one
@@ -127,10 +119,12 @@ class SqliteStore:
         self._told: int | None = None  # the highest that completed() returned
         self._last: int | None = None  # the highest that write() was given
         self._writes: queue.SimpleQueue[Persist | None] = queue.SimpleQueue()  # None only wakes
-        self._withdrawals: deque[Withdrawal] = deque()  # the core asks for one at a time
-        self._purges: deque[Purge] = deque()
+        self._withdrawals: deque[tuple[Withdraw, object]] = (
+            deque()
+        )  # the core asks for one at a time
+        self._purges: deque[Purging] = deque()
         self._trims: deque[tuple[int | None, int]] = deque(maxlen=TRIMS_WAITING_MAX)
-        self._answers: deque[Found] = deque()  # one for each request that was taken
+        self._answers: deque[Found] = deque()  # one for each query that was taken
         self._threads = [
             threading.Thread(target=self._guard, args=(loop, name), name=f"store-{name}")
             for name, loop in (
@@ -222,45 +216,27 @@ class SqliteStore:
         self._told = ticket
         return ticket
 
-    def withdraw(self, seqs: list[int], token: object) -> bool:
-        self._withdrawals.append(Withdrawal(seqs, token))
-        self._writes.put(None)
-        return True
-
-    def find(self, ids: list[str], token: object, *, attempts: bool = False) -> bool:
-        return self._ask(token, Tasks(ids, attempts))
-
-    def find_some(
-        self, ids: list[str], bytes_max: int, token: object, *, attempts: bool = False
-    ) -> bool:
-        return self._ask(token, Tasks(ids, attempts, bytes_max))
-
-    def read(self, ids: list[str], token: object) -> bool:
+    def ask(self, query: Query[Any], token: object) -> bool:
         assert not self._closed
-        self._pager.requests.put(Request(token, Queued(ids)))
+        match query:
+            case Withdraw():
+                self._withdrawals.append((query, token))
+                self._writes.put(None)
+            case Purge():
+                if len(self._purges) >= PURGES_WAITING_MAX:
+                    return False
+                self._purges.append(Purging(query, token))
+                self._writes.put(None)
+            case ReadQueued():
+                self._pager.requests.put((token, query))
+            case _:
+                if self._reader.requests.qsize() >= READS_WAITING_MAX:
+                    return False
+                self._reader.requests.put((token, query))
         return True
-
-    def list_finished(self, state: str | None, pool: str | None, limit: int, token: object) -> bool:
-        return self._ask(token, Listing(state, pool, limit))
-
-    def list_live(self, pool: str | None, limit: int, token: object) -> bool:
-        return self._ask(token, LiveListing(pool, limit))
-
-    def find_stranded(self, pool: str, after_seq: int, token: object) -> bool:
-        return self._ask(token, Unfinished(pool, after_seq))
-
-    def find_fact(self, kind: str, key: str, token: object) -> bool:
-        return self._ask(token, OneFact(kind, key))
 
     def found(self) -> list[Found]:
         return [self._answers.popleft() for _ in range(len(self._answers))]
-
-    def purge(self, ids: list[str] | None, before_wall_ns: int, token: object) -> bool:
-        if len(self._purges) >= PURGES_WAITING_MAX:
-            return False
-        self._purges.append(Purge(ids, before_wall_ns, token))
-        self._writes.put(None)
-        return True
 
     def problem(self) -> str | None:
         return "; ".join(list(self._problems.values())) or None
@@ -302,13 +278,6 @@ class SqliteStore:
                 " The tasks they concern will run again."
             )
 
-    def _ask(self, token: object, query: Query) -> bool:
-        assert not self._closed
-        if self._reader.requests.qsize() >= READS_WAITING_MAX:
-            return False
-        self._reader.requests.put(Request(token, query))
-        return True
-
     # -- for all threads ----------------------------------------------------------------------
 
     def _guard(self, loop: Callable[[], None], name: str) -> None:
@@ -328,10 +297,7 @@ class SqliteStore:
             " the daemon tries again every second"
         )
         if self._problems.get(name) != reason:
-            log.error(
-                "store fails, trying again",
-                extra={"fields": {"EVENT": "store.failed", "REASON": reason}},
-            )
+            log.error("store fails, trying again", extra=log_fields("store.failed", reason))
             self._note_corruption(error)
         self._problems[name] = reason
         self._wakeup.set()
@@ -343,10 +309,10 @@ class SqliteStore:
 
     def _works(self, name: str) -> None:
         if self._problems.pop(name, None):
-            log.info("store works again", extra={"fields": {"EVENT": "store.recovered"}})
+            log.info("store works again", extra=log_fields("store.recovered"))
             self._wakeup.set()
 
-    def _publish(self, token: object, found: Answer) -> None:
+    def _publish(self, token: object, found: object) -> None:
         self._answers.append((token, found))
         self._wakeup.set()
 
@@ -424,8 +390,7 @@ class SqliteStore:
         reason = f"the store {self._path} is lost: {lost.reason}"
         if FILES not in self._problems:
             log.error(
-                "the store's files are not where they were",
-                extra={"fields": {"EVENT": "store.lost", "REASON": reason}},
+                "the store's files are not where they were", extra=log_fields("store.lost", reason)
             )
         self._problems[FILES] = reason
         self._wakeup.set()
@@ -466,7 +431,7 @@ class SqliteStore:
         self._reader.stale = self._pager.stale = True
         log.warning(
             "the store was written anew: nothing is lost",
-            extra={"fields": {"EVENT": "store.rewritten", "REASON": str(self._path)}},
+            extra=log_fields("store.rewritten", self._path),
         )
         self._works(FILES)
         return True
@@ -520,7 +485,8 @@ class SqliteStore:
 
     def _withdraw_from(self, group: Group) -> None:
         while self._withdrawals:
-            self._publish(*self._writer.withdraw(self._withdrawals.popleft(), group))
+            withdraw, token = self._withdrawals.popleft()
+            self._publish(token, self._writer.withdraw(withdraw, group))
 
     def _tidy_up(self, ended: int) -> None:
         """Do one small transaction of work that is not urgent; or probe whether a problem is over.
@@ -528,10 +494,10 @@ class SqliteStore:
         `ended` is the number of tasks that have just ended.
         """
         if self._purges:
-            purge = self._purges[0]
-            if self._attempt(lambda: self._writer.purge_slice(purge)) and purge.done:
+            purging = self._purges[0]
+            if self._attempt(lambda: self._writer.purge_slice(purging)) and purging.done:
                 self._purges.popleft()
-                self._publish(purge.token, purge.answer())
+                self._publish(purging.token, purging.answer())
         elif self._trims:
             self._trim_some(max(SLICE_ROWS, TRIM_PACE * ended))
         elif WRITER in self._problems:
@@ -556,14 +522,14 @@ class SqliteStore:
         while not self._closing.is_set():
             request = reader.requests.get()
             if request is not None:
-                self._answer(reader, request)
+                self._answer(reader, *request)
 
-    def _answer(self, reader: Reader, request: Request) -> None:
+    def _answer(self, reader: Reader, token: object, query: Query[Any]) -> None:
         """Publish the answer, or Unanswered: that is better than a wrong "no such task"."""
         tries = 0
         while tries != reader.tries_max:
             try:
-                found = answer(reader.connection, request.query, self._wall_ns())
+                found = answer(reader.connection, query, self._wall_ns())
             except FORGIVEN as error:
                 self._failed(reader.name, error)
                 if self._closing.wait(RETRY_SECONDS):
@@ -571,6 +537,6 @@ class SqliteStore:
                 tries += 1
             else:
                 self._works(reader.name)
-                self._publish(request.token, found)
+                self._publish(token, found)
                 return
-        self._publish(request.token, Unanswered())
+        self._publish(token, Unanswered())

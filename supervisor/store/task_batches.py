@@ -15,7 +15,6 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from itertools import islice
 from typing import Any
 
@@ -31,9 +30,10 @@ from musterd.supervisor.store.rows import (
     SHORT_BYTES_MAX,
     UNREADABLE,
     decode_spec,
+    deleting,
+    inserting,
     opened,
     queued_tasks,
-    values,
 )
 
 BATCH_TASKS = 128  # the span of seqs of one batch, and the bits of its mask
@@ -71,30 +71,10 @@ _MASKS = (
 )
 
 
-@cache
-def insert_batches(rows: int) -> str:
-    return (
-        "INSERT INTO sheets (first, mask, low, high, tasks)"
-        f" SELECT * FROM (VALUES {values(5, rows)}) WHERE column1 IS NOT NULL"
-    )
-
-
-@cache
-def mark_batches(rows: int) -> str:
-    return (
-        "INSERT OR REPLACE INTO sheet_masks (first, mask)"
-        f" SELECT * FROM (VALUES {values(2, rows)}) WHERE column1 IS NOT NULL"
-    )
-
-
-@cache
-def delete_batches(rows: int) -> str:
-    return f"DELETE FROM sheets WHERE first IN {values(rows, 1)}"
-
-
-@cache
-def delete_masks(rows: int) -> str:
-    return f"DELETE FROM sheet_masks WHERE first IN {values(rows, 1)}"
+insert_batches = inserting("INSERT INTO sheets (first, mask, low, high, tasks)")
+mark_batches = inserting("INSERT OR REPLACE INTO sheet_masks (first, mask)")
+delete_batches = deleting("DELETE FROM sheets WHERE first")
+delete_masks = deleting("DELETE FROM sheet_masks WHERE first")
 
 
 class _Queued(Struct, array_like=True, frozen=True, gc=False):

@@ -3,7 +3,7 @@
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -15,7 +15,14 @@ from musterd.supervisor.core.model.actions import NewRecord, ReopenRecord
 from musterd.supervisor.core.model.clock import EARLIEST_NS, STEP_MAX_NS
 from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.store.file import is_unwritten
-from musterd.supervisor.store.interface import ATTEMPTS_KEPT, Purged, WallTime, Withdrawn
+from musterd.supervisor.store.interface import (
+    ATTEMPTS_KEPT,
+    Purge,
+    Purged,
+    WallTime,
+    Withdraw,
+    log_fields,
+)
 from musterd.supervisor.store.result_batches import (
     delete_results,
     insert_results,
@@ -31,6 +38,7 @@ from musterd.supervisor.store.rows import (
     TRIM_FACTS,
     TRIM_RESULTS,
     Group,
+    Statement,
     delete_attempts,
     delete_facts,
     delete_live,
@@ -70,18 +78,10 @@ PROBE = "probe"  # the kind of the fact that a probe writes
 log = logging.getLogger("musterd")
 
 
-class Withdrawal(Struct, frozen=True):
-    """A request to leave out new tasks."""
+class Purging(Struct):
+    """A purge that is under way."""
 
-    seqs: list[int]
-    token: object
-
-
-class Purge(Struct):
-    """A request to forget failed tasks: those of the ids, or all that ended before."""
-
-    ids: list[str] | None
-    before_ns: int
+    query: Purge
     token: object
     done: bool = False
     count: int = 0
@@ -265,7 +265,7 @@ class Writer:
             (reopened.seq, ATTEMPTS_KEPT, reopened.former_seq),
         )
 
-    def _execute(self, statement: Callable[[int], str], rows: Sequence[Sequence[Any]]) -> int:
+    def _execute(self, statement: Statement, rows: Sequence[Sequence[Any]]) -> int:
         """Execute a statement for all rows; return the number of rows changed."""
         # executemany() with one set: execute() would release the interpreter lock once more.
         return sum(
@@ -281,21 +281,21 @@ class Writer:
                 self.conflicts += 1
                 log.error(
                     "task is not stored: its seq or id is taken",
-                    extra={"fields": {"EVENT": "store.conflict", "TASK": task_id, "SEQ": seq}},
+                    extra=log_fields("store.conflict", task=task_id, seq=seq),
                 )
 
     # -- when the disk fails ------------------------------------------------------------------
 
-    def withdraw(self, withdrawal: Withdrawal, group: Group) -> tuple[object, Withdrawn]:
-        """Return the token and the answer; `group` is being written. Seqs come in order, so a seq
-        above the last one in the store is in the group or still on its way.
+    def withdraw(self, withdraw: Withdraw, group: Group) -> list[int]:
+        """Return the answer; `group` is being written. Seqs come in order, so a seq above the last
+        one in the store is in the group or still on its way.
 
         A task that may be in the log is not withdrawn: it would be refused, yet run after a
         restart. It is written when the disk works again."""
-        seqs = [seq for seq in withdrawal.seqs if seq > max(self._last_added, self._doubtful)]
+        seqs = [seq for seq in withdraw.seqs if seq > max(self._last_added, self._doubtful)]
         self.withdrawn.update(seqs)
         group.drop(self.withdrawn)
-        return withdrawal.token, Withdrawn(seqs)
+        return seqs
 
     def probe(self) -> None:
         """Write a fact and delete it, to see whether the disk has room."""
@@ -345,20 +345,20 @@ class Writer:
         count = execute(DATE_AGAIN, (wall_ns, rows, *wrong)).rowcount
         return count + execute(DATE_RESULTS_AGAIN, (wall_ns, parts, *wrong)).rowcount
 
-    def purge_slice(self, purge: Purge) -> None:
+    def purge_slice(self, purging: Purging) -> None:
         """Forget some of the tasks in one small transaction."""
+        ids, before_ns = purging.query.ids, purging.query.before_wall_ns
         gone: list[tuple[int, str]] = []
-        if purge.ids is None:
-            limits = (purge.before_ns, SLICE_ROWS)
-            gone = self._connection.execute(PURGE_ALL, limits).fetchall()
+        if ids is None:
+            gone = self._connection.execute(PURGE_ALL, (before_ns, SLICE_ROWS)).fetchall()
         else:
-            for size, ids in filled_up([(id_,) for id_ in purge.ids]):
-                parameters = (purge.before_ns, *ids, -1)
+            for size, named in filled_up([(id_,) for id_ in ids]):
+                parameters = (before_ns, *named, -1)
                 gone += self._connection.execute(purge_named(size), parameters).fetchall()
         if gone:
             self._execute(delete_attempts, [(seq,) for seq, _ in gone])
         self._connection.commit()
-        purge.count += len(gone)
-        purge.done = purge.ids is not None or not gone
-        if purge.ids is not None:
-            purge.gone = [id_ for _, id_ in gone]
+        purging.count += len(gone)
+        purging.done = ids is not None or not gone
+        if ids is not None:
+            purging.gone = [id_ for _, id_ in gone]

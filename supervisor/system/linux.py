@@ -1,4 +1,4 @@
-"""Linux system calls that Python 3.11 does not wrap, and the family of a process.
+"""Linux system calls that Python 3.11 does not wrap, files in memory, the family of a process.
 
 A child subreaper inherits processes it never made. `known` and their session tell them from its own
 children: a child that the daemon starts elsewhere shares its session, a process that comes from a
@@ -90,6 +90,18 @@ def mount_own_proc() -> None:
     # The kernel refuses a /proc with fewer restrictions than the one it covers: hence the flags.
     flags = _MS_NOSUID | _MS_NODEV | _MS_NOEXEC
     _checked(_libc.mount(b"proc", b"/proc", b"proc", flags, None), "mount of /proc")
+
+
+def memory_file(content: bytes) -> int:
+    """Return a descriptor to read the content from, as a child's standard input."""
+    fd = os.memfd_create("musterd", os.MFD_CLOEXEC)
+    try:
+        os.write(fd, content)
+        os.lseek(fd, 0, os.SEEK_SET)
+    except OSError:  # no memory
+        os.close(fd)
+        raise
+    return fd
 
 
 def family() -> dict[int, list[int]]:

@@ -6,7 +6,7 @@ import msgspec
 
 from musterd.ipc.wire.messages import TaskSpec, TaskView
 from musterd.supervisor.shell import Shell
-from musterd.supervisor.store.interface import StoredTask
+from musterd.supervisor.store.interface import FindTasks, StoredTask
 from musterd.supervisor.views import fleet as fleet_view
 from musterd.supervisor.views.policy import applied_policy
 
@@ -26,7 +26,7 @@ def look_at(
     def found(stored: list[StoredTask]) -> None:
         then(view_of(shell, id_, stored))
 
-    shell.store_requests.find([id_], found, otherwise, attempts=True)
+    shell.store_requests.ask(FindTasks([id_], attempts=True), found, otherwise)
 
 
 def live_view_of(shell: Shell, id_: str) -> TaskView | None:

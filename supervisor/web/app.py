@@ -31,7 +31,7 @@ from musterd.supervisor.api import rpc
 from musterd.supervisor.api.metrics import FleetFigures
 from musterd.supervisor.api.status import FleetStatus, VersionResult
 from musterd.supervisor.config.http import parse_address
-from musterd.supervisor.settings.web import WebSettings
+from musterd.supervisor.settings.sidecars import WebSettings
 from musterd.supervisor.web import health, page
 from musterd.supervisor.web.api import Api
 from musterd.supervisor.web.feed import CHECK_FRESH_SECONDS, Feed

@@ -26,11 +26,11 @@ from musterd.supervisor.api.status import (
     ScheduleStatus,
     TaskList,
 )
+from musterd.supervisor.api.verdict import unreachable, verdict
 from musterd.supervisor.web import snapshot
 from musterd.supervisor.web.feed import Feed
 from musterd.supervisor.web.snapshot import FIELDS, History, Instants, Snapshots
 from musterd.supervisor.web.stories import Stories
-from musterd.supervisor.web.verdict import unreachable, verdict
 
 WATCHED_SECONDS = 1.0
 UNWATCHED_SECONDS = 5.0

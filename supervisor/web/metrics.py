@@ -5,7 +5,8 @@ Names of pools, schedules and priorities come from the configuration. Labels tha
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -45,6 +46,119 @@ Samples = Iterable[tuple[tuple[str, ...], float]]
 NO_LABELS: tuple[str, ...] = ()
 
 
+# -- families ---------------------------------------------------------------------------------
+
+
+def counter(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+    """Make a counter; `_total` is added to the name."""
+    family = CounterMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def gauge(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
+    family = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+def number(name: str, text: str, value: float) -> Metric:
+    return gauge(name, text, NO_LABELS, [(NO_LABELS, value)])
+
+
+def total(name: str, text: str, value: float) -> Metric:
+    return counter(name, text, NO_LABELS, [(NO_LABELS, value)])
+
+
+def chosen(name: str, text: str, label: str, values: Iterable[str], current: str) -> Metric:
+    """Make a gauge that is 1 for the current value and 0 for the others."""
+    return gauge(name, text, (label,), [((each,), float(each == current)) for each in values])
+
+
+def durations(
+    name: str,
+    text: str,
+    labels: tuple[str, ...],
+    samples: Iterable[tuple[tuple[str, ...], Times]],
+    bits: range,
+) -> Metric:
+    """Make a histogram in seconds, with bounds of 2**n nanoseconds for n in `bits`."""
+    family = HistogramMetricFamily(name, text, labels=labels)
+    for values, times in samples:
+        below, start, buckets = 0, 0, []
+        for bit in bits:
+            below += sum(times.buckets[start : bit + 1])
+            start = bit + 1
+            buckets.append((repr(2**bit / 1e9), float(below)))
+        buckets.append(("+Inf", float(sum(times.buckets))))
+        family.add_metric(values, buckets, times.total_ns / 1e9)
+    return family
+
+
+def task_times(name: str, text: str, labels: tuple[str, ...], samples: Iterable[Any]) -> Metric:
+    return durations(name, text, labels, samples, TASK_BITS)
+
+
+# -- the fleet --------------------------------------------------------------------------------
+
+# For each family: how it is made, its name, the field that has its value, its text; and the label
+# of the entries, where that field is a table.
+Table = tuple[tuple[Any, ...], ...]
+_OF_POOLS: Table = (
+    (counter, "musterd_tasks_submitted", "submitted", "Tasks accepted"),
+    (counter, "musterd_tasks_rejected", "rejected",
+     "Tasks refused: the queue was full or drained, or the store could not write"),
+    (counter, "musterd_tasks_finished", "finished", "Tasks finished, by final state", "state"),
+    (counter, "musterd_tasks_retried", "retried", "Attempts that were retried"),
+    (counter, "musterd_tasks_fallback", "fallbacks",
+     "Tasks that ended with a fallback: their last good result or a given value"),
+    (counter, "musterd_task_attempts_failed", "failures",
+     "Failed attempts, by type of error", "type"),
+    (task_times, "musterd_task_run_seconds", "run_times", "Run time of attempts"),
+    (task_times, "musterd_task_wait_seconds", "wait_times",
+     "Time that ready tasks waited for a worker"),
+    (gauge, "musterd_queue_tasks", "queued", "Ready tasks in the queue, by priority", "priority"),
+    (gauge, "musterd_queue_limit_tasks", "queue_size",
+     "Maximum number of queued tasks (queue_size)"),
+    (gauge, "musterd_tasks_waiting", "waiting",
+     "Tasks that are delayed, between two attempts, or behind a task of the same key"),
+    (gauge, "musterd_tasks_running", "running", "Tasks that are running"),
+    (gauge, "musterd_workers_wanted", "size", "Workers that a pool should have now"),
+    (gauge, "musterd_recommended_workers", "recommended",
+     "Maximum number of workers that fit in memory"),
+    (gauge, "musterd_pool_fatal", "fatal",
+     "1 while a pool is FATAL: its worker class cannot be loaded"),
+    (counter, "musterd_worker_restarts", "restarts", "Workers started to replace a lost one"),
+    (counter, "musterd_worker_losses", "lost", "Workers lost, by cause", "cause"),
+    (counter, "musterd_workers_recycled", "recycled", "Workers replaced by age, tasks or memory"),
+    (counter, "musterd_orphans_ended", "orphans",
+     "Processes that outlived their worker and were killed"),
+)  # fmt: skip
+
+_OF_WORKERS: Table = (
+    (gauge, "musterd_worker_memory_bytes", "memory_bytes",
+     "Memory (PSS) of one worker and its processes; 0: not sampled yet"),
+    (counter, "musterd_worker_tasks", "tasks",
+     "Attempts that ended in this slot, of all its workers"),
+)  # fmt: skip
+
+_OF_BREAKERS: Table = (
+    (gauge, "musterd_breaker_waiting_tasks", "waiting",
+     "Tasks waiting for a site's breaker, rate limit or bulkhead; of the busiest sites"),
+    (counter, "musterd_breaker_failures", "failed",
+     "Failures counted by a site's breaker; of the busiest sites"),
+)  # fmt: skip
+
+_OF_SCHEDULES: Table = (
+    (counter, "musterd_schedule_runs", "runs", "Tasks submitted by a schedule"),
+    (counter, "musterd_schedule_skipped", "skipped", "Runs of a schedule that were skipped"),
+    (gauge, "musterd_schedule_next_run_timestamp_seconds", "next_at",
+     "Next run of a schedule; 0: paused"),
+)  # fmt: skip
+
+
 def fleet_metrics(figures: FleetFigures) -> Iterator[Metric]:
     yield gauge(
         "musterd_build_info",
@@ -59,89 +173,24 @@ def fleet_metrics(figures: FleetFigures) -> Iterator[Metric]:
         "1 while the daemon itself has a problem, such as a full disk",
         float(bool(figures.problem)),
     )
-    yield from _tasks(figures.pools)
+    yield from _of_each(_OF_POOLS, "pool", figures.pools)
     yield from _workers(figures.pools)
     yield from _breakers(figures)
-    yield from _schedules(figures)
+    yield from _of_each(_OF_SCHEDULES, "schedule", figures.schedules)
     yield from _daemon(figures)
     yield from custom_metrics(figures.pools)
 
 
-def _tasks(pools: list[PoolFigures]) -> Iterator[Metric]:
-    yield counter(
-        "musterd_tasks_submitted",
-        "Tasks accepted",
-        POOL,
-        [((pool.name,), pool.submitted) for pool in pools],
-    )
-    yield counter(
-        "musterd_tasks_rejected",
-        "Tasks refused: the queue was full or drained, or the store could not write",
-        POOL,
-        [((pool.name,), pool.rejected) for pool in pools],
-    )
-    yield counter(
-        "musterd_tasks_finished",
-        "Tasks finished, by final state",
-        ("pool", "state"),
-        [((p.name, state), count) for p in pools for state, count in p.finished.items()],
-    )
-    yield counter(
-        "musterd_tasks_retried",
-        "Attempts that were retried",
-        POOL,
-        [((pool.name,), pool.retried) for pool in pools],
-    )
-    yield counter(
-        "musterd_tasks_fallback",
-        "Tasks that ended with a fallback: their last good result or a given value",
-        POOL,
-        [((pool.name,), pool.fallbacks) for pool in pools],
-    )
-    yield counter(
-        "musterd_task_attempts_failed",
-        "Failed attempts, by type of error",
-        ("pool", "type"),
-        [((p.name, kind), count) for p in pools for kind, count in p.failures.items()],
-    )
-    yield durations(
-        "musterd_task_run_seconds",
-        "Run time of attempts",
-        POOL,
-        [((pool.name,), pool.run_times) for pool in pools],
-        TASK_BITS,
-    )
-    yield durations(
-        "musterd_task_wait_seconds",
-        "Time that ready tasks waited for a worker",
-        POOL,
-        [((pool.name,), pool.wait_times) for pool in pools],
-        TASK_BITS,
-    )
-    yield gauge(
-        "musterd_queue_tasks",
-        "Ready tasks in the queue, by priority",
-        ("pool", "priority"),
-        [((p.name, priority), count) for p in pools for priority, count in p.queued.items()],
-    )
-    yield gauge(
-        "musterd_queue_limit_tasks",
-        "Maximum number of queued tasks (queue_size)",
-        POOL,
-        [((pool.name,), pool.queue_size) for pool in pools],
-    )
-    yield gauge(
-        "musterd_tasks_waiting",
-        "Tasks that are delayed, between two attempts, or behind a task of the same key",
-        POOL,
-        [((pool.name,), pool.waiting) for pool in pools],
-    )
-    yield gauge(
-        "musterd_tasks_running",
-        "Tasks that are running",
-        POOL,
-        [((pool.name,), pool.running) for pool in pools],
-    )
+def _of_each(
+    table: Table, label: str, found: Sequence[Any], owner: str = "name"
+) -> Iterator[Metric]:
+    """Yield the families of a table, with samples of each that is found."""
+    for make, name, field, text, *entry in table:
+        values = [(getattr(each, owner), getattr(each, field)) for each in found]
+        samples: list[Any] = [((whose,), value) for whose, value in values]
+        if entry:
+            samples = [((whose, key), n) for whose, value in values for key, n in value.items()]
+        yield make(name, text, (label, *entry), samples)
 
 
 def _workers(pools: list[PoolFigures]) -> Iterator[Metric]:
@@ -150,18 +199,6 @@ def _workers(pools: list[PoolFigures]) -> Iterator[Metric]:
         for worker in pool.workers:
             states[pool.name, worker.state] += 1
     yield gauge("musterd_workers", "Workers, by state", ("pool", "state"), states.items())
-    yield gauge(
-        "musterd_workers_wanted",
-        "Workers that a pool should have now",
-        POOL,
-        [((pool.name,), pool.size) for pool in pools],
-    )
-    yield gauge(
-        "musterd_recommended_workers",
-        "Maximum number of workers that fit in memory",
-        POOL,
-        [((pool.name,), pool.recommended) for pool in pools],
-    )
     up = {pool.name: sum(states[pool.name, state] for state in UP_STATES) for pool in pools}
     yield gauge(
         "musterd_pool_utilization_ratio",
@@ -170,61 +207,17 @@ def _workers(pools: list[PoolFigures]) -> Iterator[Metric]:
         [((p.name,), min(1.0, p.busy / up[p.name]) if up[p.name] else 0.0) for p in pools],
     )
     yield gauge(
-        "musterd_pool_fatal",
-        "1 while a pool is FATAL: its worker class cannot be loaded",
-        POOL,
-        [((pool.name,), float(pool.fatal)) for pool in pools],
-    )
-    yield counter(
-        "musterd_worker_restarts",
-        "Workers started to replace a lost one",
-        POOL,
-        [((pool.name,), pool.restarts) for pool in pools],
-    )
-    yield counter(
-        "musterd_worker_losses",
-        "Workers lost, by cause",
-        ("pool", "cause"),
-        [((p.name, cause), count) for p in pools for cause, count in p.lost.items()],
-    )
-    yield counter(
-        "musterd_workers_recycled",
-        "Workers replaced by age, tasks or memory",
-        POOL,
-        [((pool.name,), pool.recycled) for pool in pools],
-    )
-    yield counter(
-        "musterd_orphans_ended",
-        "Processes that outlived their worker and were killed",
-        POOL,
-        [((pool.name,), pool.orphans) for pool in pools],
-    )
-    yield gauge(
         "musterd_pool_memory_bytes",
         "Memory (PSS) of a pool's workers and their processes",
         POOL,
         [((p.name,), sum(each.memory_bytes for each in p.workers)) for p in pools],
     )
-    yield from _each_worker([worker for pool in pools for worker in pool.workers])
-
-
-def _each_worker(workers: list[WorkerFigures]) -> Iterator[Metric]:
+    workers = [worker for pool in pools for worker in pool.workers]
     shown, others = workers[:WORKERS_MAX], workers[WORKERS_MAX:]
     if others:
         tasks, memory = sum(w.tasks for w in others), sum(w.memory_bytes for w in others)
         shown = [*shown, WorkerFigures(OTHER, "", tasks, 0, memory)]
-    yield gauge(
-        "musterd_worker_memory_bytes",
-        "Memory (PSS) of one worker and its processes; 0: not sampled yet",
-        ("worker",),
-        [((each.name,), each.memory_bytes) for each in shown],
-    )
-    yield counter(
-        "musterd_worker_tasks",
-        "Attempts that ended in this slot, of all its workers",
-        ("worker",),
-        [((each.name,), each.tasks) for each in shown],
-    )
+    yield from _of_each(_OF_WORKERS, "worker", shown)
 
 
 def _breakers(figures: FleetFigures) -> Iterator[Metric]:
@@ -240,46 +233,12 @@ def _breakers(figures: FleetFigures) -> Iterator[Metric]:
         ("target", "state"),
         [((each.target, each.state), 1) for each in figures.breakers],
     )
-    yield gauge(
-        "musterd_breaker_waiting_tasks",
-        "Tasks waiting for a site's breaker, rate limit or bulkhead; of the busiest sites",
-        ("target",),
-        [((each.target,), each.waiting) for each in figures.breakers],
-    )
-    yield counter(
-        "musterd_breaker_failures",
-        "Failures counted by a site's breaker; of the busiest sites",
-        ("target",),
-        [((each.target,), each.failed) for each in figures.breakers],
-    )
+    yield from _of_each(_OF_BREAKERS, "target", figures.breakers, "target")
     yield counter(
         "musterd_breaker_transitions",
         "Transitions of breakers into a state",
         ("state",),
         [((s,), figures.breaker_transitions.get(s, 0)) for s in figures.breaker_states],
-    )
-
-
-def _schedules(figures: FleetFigures) -> Iterator[Metric]:
-    labels = ("schedule",)
-    schedules = figures.schedules
-    yield counter(
-        "musterd_schedule_runs",
-        "Tasks submitted by a schedule",
-        labels,
-        [((each.name,), each.runs) for each in schedules],
-    )
-    yield counter(
-        "musterd_schedule_skipped",
-        "Runs of a schedule that were skipped",
-        labels,
-        [((each.name,), each.skipped) for each in schedules],
-    )
-    yield gauge(
-        "musterd_schedule_next_run_timestamp_seconds",
-        "Next run of a schedule; 0: paused",
-        labels,
-        [((each.name,), each.next_at) for each in schedules],
     )
 
 
@@ -365,54 +324,3 @@ def _labels(pool: str, each: MetricStatus) -> tuple[tuple[str, str], ...]:
             cleaned = f"label_{cleaned.lstrip('_')}"
         labels[cleaned] = value
     return tuple(sorted(labels.items()))
-
-
-# -- families ---------------------------------------------------------------------------------
-
-
-def counter(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
-    """Make a counter; `_total` is added to the name."""
-    family = CounterMetricFamily(name, text, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
-def gauge(name: str, text: str, labels: tuple[str, ...], samples: Samples) -> Metric:
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, value in samples:
-        family.add_metric(values, value)
-    return family
-
-
-def number(name: str, text: str, value: float) -> Metric:
-    return gauge(name, text, NO_LABELS, [(NO_LABELS, value)])
-
-
-def total(name: str, text: str, value: float) -> Metric:
-    return counter(name, text, NO_LABELS, [(NO_LABELS, value)])
-
-
-def chosen(name: str, text: str, label: str, values: Iterable[str], current: str) -> Metric:
-    """Make a gauge that is 1 for the current value and 0 for the others."""
-    return gauge(name, text, (label,), [((each,), float(each == current)) for each in values])
-
-
-def durations(
-    name: str,
-    text: str,
-    labels: tuple[str, ...],
-    samples: Iterable[tuple[tuple[str, ...], Times]],
-    bits: range,
-) -> Metric:
-    """Make a histogram in seconds, with bounds of 2**n nanoseconds for n in `bits`."""
-    family = HistogramMetricFamily(name, text, labels=labels)
-    for values, times in samples:
-        below, start, buckets = 0, 0, []
-        for bit in bits:
-            below += sum(times.buckets[start : bit + 1])
-            start = bit + 1
-            buckets.append((repr(2**bit / 1e9), float(below)))
-        buckets.append(("+Inf", float(sum(times.buckets))))
-        family.add_metric(values, buckets, times.total_ns / 1e9)
-    return family

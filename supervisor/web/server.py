@@ -6,15 +6,14 @@ import importlib
 import os
 import signal
 import socket
-import stat
 import sys
 
 from setproctitle import setproctitle
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.config.http import WEB_NEEDS, Address, parse_address
-from musterd.supervisor.settings.web import WebSettings
-from musterd.supervisor.sockets.listen import OWN_GROUP_MODE, group_id_of
+from musterd.supervisor.settings.sidecars import WebSettings
+from musterd.supervisor.sockets.listen import OWN_GROUP_MODE, bind_file, group_id_of, is_listened_on
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
@@ -154,41 +153,15 @@ def listen(settings: WebSettings) -> tuple[socket.socket, Address]:
 
 
 def _listen_at(path: str, group_id: int | None) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if is_listened_on(path):
+        raise NotNow(f"another program listens on {path}: set another path in http.listen")
     try:
-        if os.path.lexists(path):
-            _clear(path)
-        os.fchmod(sock.fileno(), 0o600)  # what bind() gives the file
-        sock.bind(path)
-        if group_id is not None:
-            os.chown(path, -1, group_id)
-        os.chmod(path, OWN_GROUP_MODE)
-        sock.listen(BACKLOG)
+        return bind_file(path, group_id, OWN_GROUP_MODE, BACKLOG)
     except OSError as error:
-        sock.close()
         raise NotNow(f"cannot listen on {path}: {error.strerror}: check its directory") from error
-    except (ConfigurationError, NotNow):
-        sock.close()
-        raise
-    return sock
-
-
-def _clear(path: str) -> None:
-    """Remove a socket that nobody listens on."""
-    if not stat.S_ISSOCK(os.lstat(path).st_mode):
-        raise ConfigurationError(f"{path} exists and is not a socket: remove it")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(path)
-        except ConnectionRefusedError:
-            os.unlink(path)
-            return
-    raise NotNow(f"another program listens on {path}: set another path in http.listen")
 
 
 def _unlink(path: str) -> None:
     if path:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        except FileNotFoundError:
-            return

@@ -99,17 +99,13 @@ def _row(worker: WorkerStatus, at: float, instants: Instants) -> Row:
     )
 
 
-def pool_rows(fleet: FleetStatus) -> dict[str, dict[str, Any]]:
-    return {pool.name: _pool_row(pool) for pool in fleet.pools}
-
-
 # Fields that the page shows elsewhere, or that only /metrics shows.
 _NOT_OF_POOL = ("name", "workers", "leaving", "metrics", "metrics_dropped", "lost", "failures")
 _POOL_FIELDS = [name for name in PoolStatus.__struct_fields__ if name not in _NOT_OF_POOL]
 
 
-def _pool_row(pool: PoolStatus) -> dict[str, Any]:
-    return {name: getattr(pool, name) for name in _POOL_FIELDS}
+def pool_rows(fleet: FleetStatus) -> dict[str, dict[str, Any]]:
+    return {pool.name: {name: getattr(pool, name) for name in _POOL_FIELDS} for pool in fleet.pools}
 
 
 def breaker_rows(

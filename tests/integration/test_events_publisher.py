@@ -188,7 +188,7 @@ def test_a_path_that_is_taken_is_left_alone_and_told(jobs: Jobs, waiting: Waitin
     configure(daemon, lambda config: config["events"].update(publish=f"ipc://{path}"))
     daemon.start()
     waiting("it is given up", lambda: publisher(daemon).state == "fatal")
-    assert "is no socket" in publisher(daemon).reason
+    assert "is not a socket" in publisher(daemon).reason
     assert path.read_text() == "data"
     assert daemon.client().submit("jobs.echo", {"value": 1}).result(SECONDS) == 1
 

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from musterd.supervisor.config import load as configuration
-from musterd.supervisor.config.load import Config
+from musterd.supervisor.config.schema import Config
 from support.daemon import Jobs
 from support.surroundings import Document
 from support.waiting import Waiting

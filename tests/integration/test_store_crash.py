@@ -15,7 +15,7 @@ import pytest
 
 from musterd.ipc.wire.messages import SUCCEEDED, Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import FinalRecord, NewRecord, Persist
-from musterd.supervisor.store.interface import StoredTask
+from musterd.supervisor.store.interface import FindTasks, StoredTask
 from musterd.supervisor.store.sqlite import SqliteStore
 from support.waiting import wait_for
 
@@ -85,7 +85,7 @@ def killed_after(path: Path, first: int, tickets: int) -> int:
 
 
 def find_all(store: SqliteStore, ids: list[str]) -> dict[str, StoredTask]:
-    assert store.find(ids, "all")
+    assert store.ask(FindTasks(ids), "all")
     readable, _, _ = select.select([store.fileno()], [], [], DEADLINE_SECONDS)
     assert readable
     store.completed()

@@ -188,6 +188,7 @@ from pathlib import Path
 from musterd.ipc.wire.messages import Failure, Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import (
     AttemptRecord, FinalRecord, NewRecord, Persist, ReopenRecord)
+from musterd.supervisor.store.interface import FindTasks
 from musterd.supervisor.store.sqlite import SqliteStore
 
 TASKS = 50
@@ -227,7 +228,7 @@ for spec in specs:  # the first life, or what is left of the last one
         former[spec.id] = at
 if ticket:
     wait()
-assert store.find([spec.id for spec in specs], "all")
+assert store.ask(FindTasks([spec.id for spec in specs]), "all")
 found = []
 while not found:
     select.select([store.fileno()], [], [])

@@ -1,4 +1,4 @@
-"""Commands about failed tasks on control.sock: list them, run them again, forget them."""
+"""Commands about failed tasks on control.sock: run them again, forget them."""
 
 from musterd.ipc.wire.messages import FAILED as TASK_FAILED
 from musterd.ipc.wire.messages import Rejection
@@ -8,15 +8,17 @@ from musterd.supervisor.api.status import (
     PurgeResult,
     RefusedTask,
     RetryResult,
-    TaskList,
-    task_status,
 )
 from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.tasks.manual_retry import NO_SUCH_TASK, NOT_ENDED, NOT_FAILED
 from musterd.supervisor.shell import Shell
-from musterd.supervisor.store.interface import Purged, StoredTask
-from musterd.supervisor.views import fleet as fleet_view
+from musterd.supervisor.store.interface import (
+    FindTasks,
+    Purge,
+    Purged,
+    StoredTask,
+)
 
 
 class DeadCommands:
@@ -26,22 +28,9 @@ class DeadCommands:
 
     def methods(self) -> Methods:
         return {
-            rpc.ListDead: self._list,
             rpc.RetryTasks: self._retry,
             rpc.PurgeTasks: self._purge,
         }
-
-    def _list(self, params: rpc.ListDead) -> Pending:
-        pending = Pending()
-
-        def found(stored: list[StoredTask]) -> None:
-            tasks = [task_status(fleet_view.stored_view(each), with_value=False) for each in stored]
-            pending.resolve(TaskList(tasks=tasks[: params.limit], more=len(tasks) > params.limit))
-
-        self._shell.store_requests.list_finished(
-            TASK_FAILED, params.pool or None, params.limit + 1, found, pending.unreadable
-        )
-        return pending
 
     def _retry(self, params: rpc.RetryTasks) -> Pending:
         ids = list(dict.fromkeys(params.ids))
@@ -84,7 +73,7 @@ class DeadCommands:
             failed = [id_ for id_ in ids if states.get(id_) == TASK_FAILED]
             self._purge_some(pending, failed, now_ns, refused)
 
-        self._shell.store_requests.find(ids, found, pending.unreadable)
+        self._shell.store_requests.ask(FindTasks(ids), found, pending.unreadable)
 
     def _purge_some(
         self,
@@ -96,7 +85,7 @@ class DeadCommands:
         def purged(answer: Purged) -> None:
             pending.resolve(PurgeResult(purged=answer.count, refused=refused))
 
-        self._shell.store_requests.purge(ids, before_ns, purged, pending.unreadable)
+        self._shell.store_requests.ask(Purge(ids, before_ns), purged, pending.unreadable)
 
 
 def _refusal(id_: str, state: str | None) -> RefusedTask:

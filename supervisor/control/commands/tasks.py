@@ -7,7 +7,7 @@ from musterd.supervisor.api.status import CacheResult, TaskList, TaskStatus, tas
 from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
 from musterd.supervisor.core.model import events
 from musterd.supervisor.shell import Shell
-from musterd.supervisor.store.interface import StoredTask
+from musterd.supervisor.store.interface import FindTasks, ListFinished, ListLive, StoredTask
 from musterd.supervisor.views import fleet as fleet_view
 from musterd.supervisor.views.task import look_at
 
@@ -32,6 +32,9 @@ class TaskCommands:
             rpc.SubmitTask: self._submit,
             rpc.GetTask: self._get,
             rpc.ListTasks: self._list,
+            rpc.ListDead: lambda params: self._list(
+                rpc.ListTasks(state="failed", pool=params.pool, limit=params.limit)
+            ),
             rpc.CancelTasks: self._cancel,
             rpc.InvalidateCache: self._invalidate,
         }
@@ -77,7 +80,7 @@ class TaskCommands:
         def found(stored: list[StoredTask]) -> None:
             pending.resolve(task_status(fleet_view.stored_view(stored[0])) if stored else end)
 
-        self._shell.store_requests.find([outcome.id], found, lambda: found([]))
+        self._shell.store_requests.ask(FindTasks([outcome.id]), found, lambda: found([]))
 
     # -- get and list -------------------------------------------------------------------------
 
@@ -113,14 +116,12 @@ class TaskCommands:
                 found([])
                 return
             state = params.state if params.state in FINAL_STATES else None
-            self._shell.store_requests.list_finished(
-                state, params.pool or None, params.limit + 1, found, pending.unreadable
-            )
+            query = ListFinished(state, params.pool or None, params.limit + 1)
+            self._shell.store_requests.ask(query, found, pending.unreadable)
 
         if on_disk and params.state in ("", QUEUED):
-            self._shell.store_requests.list_live(
-                params.pool or None, params.limit + 1, found_live, pending.unreadable
-            )
+            query = ListLive(params.pool or None, params.limit + 1)
+            self._shell.store_requests.ask(query, found_live, pending.unreadable)
         else:
             list_finished()
         return pending
@@ -172,7 +173,7 @@ class TaskCommands:
                 TaskList(tasks=live + ended, missing=[id_ for id_ in rest if id_ not in known])
             )
 
-        self._shell.store_requests.find(rest, found, pending.unreadable)
+        self._shell.store_requests.ask(FindTasks(rest), found, pending.unreadable)
 
     # -- cached results -----------------------------------------------------------------------
 

@@ -168,8 +168,8 @@ class Task(Struct, gc=False):
 def same_task(known: TaskSpec, sent: TaskSpec) -> bool:
     """Whether two submits of one id are the same task.
 
-    They may differ in fields that the supervisor fills in (sockets/targets.py): at the first submit
-    the worker class may not have been loaded yet, or another class was.
+    They may differ in fields that the supervisor fills in (sockets/declarations.py): at the first
+    submit the worker class may not have been loaded yet, or another class was.
     """
     if known == sent:
         return True

@@ -238,7 +238,7 @@ def loaded(folder: Path, pool: dict[str, Any], **sections: Any) -> Any:
         ([""], "is not a valid secret name"),
         (["SHOP/*"], "matches no secret"),
         (["x" * 128 + "*"], "matches no secret"),
-        ([str(n) + "*" for n in range(101)], "has more than 100 names"),
+        ([str(n) + "*" for n in range(101)], "has more than 100 secret names: use a pattern"),
         (["MUSTERD_HTTP__TOKEN"], "the daemon's own"),
         (["CREDENTIALS_DIRECTORY"], "the daemon's own"),
         (["NOTIFY_SOCKET"], "the daemon's own"),

@@ -12,9 +12,9 @@ from musterd.supervisor.alerts.kinds import (
     ENDED_BY,
     KINDS,
     USUAL,
+    Finding,
     Happening,
     Survey,
-    Verdict,
     matching,
 )
 from musterd.supervisor.alerts.rules import (
@@ -427,27 +427,27 @@ def test_a_pool_that_cannot_start_is_one_matter_and_not_one_for_each_worker() ->
 
 
 @pytest.mark.parametrize(
-    ("kind", "subject", "survey", "verdict"),
+    ("kind", "subject", "survey", "finding"),
     [
-        ("worker.crashed", "p/0", Survey(workers={"p/0": "BACKOFF"}), Verdict.UNKNOWN),
-        ("worker.crashed", "p/0", Survey(workers={"p/0": "BUSY"}), Verdict.OVER),
-        ("worker.fatal", "p/0", Survey(), Verdict.OVER),
-        ("worker.fatal", "p/0", Survey(workers={"p/0": "FATAL"}), Verdict.HOLDS),
-        ("pool.fatal", "p", Survey(pools={"p": "STARTING"}), Verdict.UNKNOWN),
-        ("pool.fatal", "p", Survey(pools={"p": "FATAL"}), Verdict.HOLDS),
-        ("pool.fatal", "p", Survey(), Verdict.OVER),
-        ("pool.roll_failed", "p", Survey(pools={"p": "RUNNING"}), Verdict.UNKNOWN),
-        ("memory.critical", "", Survey(stage="half"), Verdict.HOLDS),
-        ("memory.critical", "", Survey(), Verdict.OVER),
-        ("store.failing", "", Survey(problem="disk full"), Verdict.UNKNOWN),
-        ("store.failing", "", Survey(), Verdict.OVER),
-        ("schedule.paused", "s", Survey(paused=frozenset({"s"})), Verdict.HOLDS),
+        ("worker.crashed", "p/0", Survey(workers={"p/0": "BACKOFF"}), Finding.UNKNOWN),
+        ("worker.crashed", "p/0", Survey(workers={"p/0": "BUSY"}), Finding.OVER),
+        ("worker.fatal", "p/0", Survey(), Finding.OVER),
+        ("worker.fatal", "p/0", Survey(workers={"p/0": "FATAL"}), Finding.HOLDS),
+        ("pool.fatal", "p", Survey(pools={"p": "STARTING"}), Finding.UNKNOWN),
+        ("pool.fatal", "p", Survey(pools={"p": "FATAL"}), Finding.HOLDS),
+        ("pool.fatal", "p", Survey(), Finding.OVER),
+        ("pool.roll_failed", "p", Survey(pools={"p": "RUNNING"}), Finding.UNKNOWN),
+        ("memory.critical", "", Survey(stage="half"), Finding.HOLDS),
+        ("memory.critical", "", Survey(), Finding.OVER),
+        ("store.failing", "", Survey(problem="disk full"), Finding.UNKNOWN),
+        ("store.failing", "", Survey(), Finding.OVER),
+        ("schedule.paused", "s", Survey(paused=frozenset({"s"})), Finding.HOLDS),
     ],
 )
 def test_what_the_status_says_of_a_condition(
-    kind: str, subject: str, survey: Survey, verdict: Verdict
+    kind: str, subject: str, survey: Survey, finding: Finding
 ) -> None:
-    assert survey.verdict(kind, subject) == verdict
+    assert survey.finding(kind, subject) == finding
 
 
 # -- the table of kinds -----------------------------------------------------------------------

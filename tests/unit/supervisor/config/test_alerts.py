@@ -17,9 +17,9 @@ from musterd.supervisor.alerts.settings import Destination
 from musterd.supervisor.alerts.wording import as_data
 from musterd.supervisor.config.alerts import file_problem, machine_problems
 from musterd.supervisor.config.load import Loaded, load, show
-from musterd.supervisor.settings.alerts import settings_of
 from musterd.supervisor.settings.diff import compare
 from musterd.supervisor.settings.policy import fleet_policy
+from musterd.supervisor.settings.sidecars import alert_settings
 
 TOKEN = "123456789:AAEsecretsecret"
 URL = f"tgram://{TOKEN}/987654321"
@@ -172,7 +172,7 @@ def test_another_url_is_a_change_that_a_reload_takes_over(write: Callable[..., P
 
 def test_what_is_not_enabled_is_not_sent(write: Callable[..., Path]) -> None:
     config = loaded(write(alert("enabled = false"))).config
-    assert settings_of(config).rules == []
+    assert alert_settings(config).rules == []
     assert fleet_policy(config).alerts == ""
 
 
@@ -206,7 +206,7 @@ def test_no_part_of_a_url_is_left_in_a_reason() -> None:
 
 
 def test_settings_go_over_the_wire(write: Callable[..., Path]) -> None:
-    settings = settings_of(loaded(write(alert('for = "5m"'))).config)
+    settings = alert_settings(loaded(write(alert('for = "5m"'))).config)
     data = msgspec.json.encode(settings)
     assert msgspec.json.decode(data, type=type(settings)) == settings
     assert settings.rules[0].for_ns == 300 * 10**9

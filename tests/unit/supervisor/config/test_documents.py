@@ -9,8 +9,9 @@ import msgspec
 import pytest
 
 from musterd.supervisor.config import load as configuration
-from musterd.supervisor.config.load import Config, PoolConfig, load
-from musterd.supervisor.config.schema import ClassConfig, TargetConfig, inherited
+from musterd.supervisor.config.load import load
+from musterd.supervisor.config.pool import PoolConfig
+from musterd.supervisor.config.schema import ClassConfig, Config, TargetConfig, inherited
 from musterd.supervisor.config.section import Section
 
 ROOT = Path(__file__).parents[4]

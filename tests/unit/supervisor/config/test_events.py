@@ -11,7 +11,7 @@ from musterd.supervisor.config.load import load
 from musterd.supervisor.publisher.process import topic_of
 from musterd.supervisor.settings.diff import compare
 from musterd.supervisor.settings.policy import fleet_policy
-from musterd.supervisor.settings.publisher import settings_of
+from musterd.supervisor.settings.sidecars import publisher_settings
 
 
 def loaded(*sets: str) -> Any:
@@ -63,10 +63,10 @@ def test_a_group_is_for_socket_files_alone() -> None:
 def test_the_socket_is_for_those_who_may_look_at_events_anyway() -> None:
     path = "events.publish=ipc:///run/events.sock"
     control, view = "supervisor.control_group=ops", "supervisor.view_group=watch"
-    assert settings_of(loaded(path).config).group == ""
-    assert settings_of(loaded(path, control).config).group == "ops"
-    assert settings_of(loaded(path, control, view).config).group == "watch"
-    assert settings_of(loaded(path, control, view, "events.group=adm").config).group == "adm"
+    assert publisher_settings(loaded(path).config).group == ""
+    assert publisher_settings(loaded(path, control).config).group == "ops"
+    assert publisher_settings(loaded(path, control, view).config).group == "watch"
+    assert publisher_settings(loaded(path, control, view, "events.group=adm").config).group == "adm"
 
 
 def test_another_endpoint_is_another_publisher_and_needs_no_restart() -> None:

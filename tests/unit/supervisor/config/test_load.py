@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.config import load as configuration
-from musterd.supervisor.config.load import Config, Loaded, PoolConfig, load, show
-from musterd.supervisor.config.schema import inherited
+from musterd.supervisor.config.load import Loaded, load, show
+from musterd.supervisor.config.pool import PoolConfig
+from musterd.supervisor.config.schema import Config, inherited
 from musterd.supervisor.processes.containment import CONTAINMENTS
 from musterd.supervisor.text.units import SECOND_NS
 

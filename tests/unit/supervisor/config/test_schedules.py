@@ -12,7 +12,8 @@ from musterd.ipc.errors import ConfigurationError
 from musterd.ipc.secrets.reference import SECRET_CODE, SECRET_MARK
 from musterd.ipc.wire.messages import HIGH, NORMAL
 from musterd.supervisor.config import timezones
-from musterd.supervisor.config.load import Config, ScheduleConfig, load, show
+from musterd.supervisor.config.load import load, show
+from musterd.supervisor.config.schema import Config, ScheduleConfig
 from musterd.supervisor.core.model.policy import SchedulePolicy
 from musterd.supervisor.core.model.timing import Cron, Every
 from musterd.supervisor.settings.policy import fleet_policy

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.rpc import Params, Restart
 from musterd.supervisor.api.status import (
     BreakerStatus,
@@ -17,15 +18,9 @@ from musterd.supervisor.api.status import (
     TaskStatus,
     WorkerStatus,
 )
+from musterd.supervisor.api.verdict import BAD, WARNING, Reason, Verdict, verdict
 from musterd.supervisor.ctl.top_feed import Memory, Rates, Snapshot, Use
-from musterd.supervisor.ctl.top_screen import (
-    BAD,
-    WARN,
-    problems,
-    screen,
-    short_duration,
-    size,
-)
+from musterd.supervisor.ctl.top_screen import screen, short_duration, size
 from musterd.supervisor.ctl.top_view import View, listed, ordered, press
 
 GIB = 1024**3
@@ -48,13 +43,19 @@ def snapshot(workers: int = 2, **fields: Any) -> Snapshot:
         workers=[worker(index) for index in range(workers)],
     )
     fleet = FleetStatus(version="1.2.3", pid=42, uptime_seconds=90, state="running", pools=[pool])
-    return Snapshot(**{"at": 1_700_000_000.0, "fleet": fleet, "memory": Memory(1, 4), **fields})
+    given = {"at": 1_700_000_000.0, "fleet": fleet, "memory": Memory(1, 4), **fields}
+    return judged(Snapshot(**given))
+
+
+def judged(now: Snapshot, memory: MemoryStatus | None = None) -> Snapshot:
+    return msgspec.structs.replace(now, health=verdict(now.fleet, memory, now.breakers))
 
 
 def changed(now: Snapshot, **fields: Any) -> Snapshot:
     """Return the snapshot with these fields of its pool changed."""
     pool = msgspec.structs.replace(now.fleet.pools[0], **fields)
-    return msgspec.structs.replace(now, fleet=msgspec.structs.replace(now.fleet, pools=[pool]))
+    fleet = msgspec.structs.replace(now.fleet, pools=[pool])
+    return judged(msgspec.structs.replace(now, fleet=fleet))
 
 
 def lines(now: Snapshot, width: int = 80, height: int = 24, view: View | None = None) -> list[str]:
@@ -66,7 +67,7 @@ def lines(now: Snapshot, width: int = 80, height: int = 24, view: View | None = 
 
 def test_a_fleet_that_is_well_says_so_first() -> None:
     assert lines(snapshot())[0].startswith(" ALL OK   musterd 1.2.3 running")
-    assert problems(snapshot()) == []
+    assert snapshot().health == Verdict("ok", "Running normally", [])
 
 
 @pytest.mark.parametrize("workers", [0, 1, 5, 200])
@@ -98,29 +99,29 @@ def test_queues_are_shown_by_priority() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "style", "text"),
+    ("fields", "level", "text"),
     [
         (
             {"workers": [worker(0, "FATAL", reason="it crashes")], "running": 0},
             BAD,
-            "parser/0 FATAL: it crashes",
+            "parser: 1 of 1 workers gave up after too many failures: it crashes",
         ),
         (
             {"workers": [worker(0, "BACKOFF", reason="signal 9")], "running": 0},
-            WARN,
-            "parser/0 BACKOFF: signal 9",
+            WARNING,
+            "parser: 1 of 1 workers waiting to restart: signal 9",
         ),
-        ({"state": "FATAL", "reason": "no module"}, BAD, "parser cannot start: no module"),
-        ({"running": 1}, WARN, "parser has 1 of 2 workers"),
-        ({"halt": "drained"}, WARN, "parser is drained: musterctl resume parser"),
-        ({"workers": [worker(0, halt="paused")]}, WARN, "paused: parser/0"),
+        ({"state": "FATAL", "reason": "no module"}, BAD, "parser cannot run: no module"),
+        ({"running": 1}, WARNING, "parser: 1 of 2 workers are up"),
+        ({"halt": "drained"}, WARNING, "parser is drained: musterctl resume parser"),
+        ({"workers": [worker(0, halt="paused")]}, WARNING, "paused: parser/0"),
     ],
 )
 def test_what_is_wrong_with_a_pool_is_told_above_all(
-    fields: dict[str, Any], style: str, text: str
+    fields: dict[str, Any], level: str, text: str
 ) -> None:
     now = changed(snapshot(), **fields)
-    assert problems(now) == [(style, text)]
+    assert now.health.problems == [Reason(level, text)]
     shown = lines(now)
     assert shown[0].startswith(" 1 PROBLEM ")
     assert shown[1].strip() == text
@@ -132,16 +133,17 @@ def test_sites_memory_and_the_daemon_may_be_wrong_too_and_the_worst_comes_first(
             BreakerStatus(target="site.example", state="open", open_seconds=24, waiting=7),
             BreakerStatus(target="fine.example", state="closed"),
         ],
-        memory=Memory(9 * GIB, 10 * GIB),
     )
     fleet = msgspec.structs.replace(now.fleet, state="draining", problem="the disk is full")
-    now = msgspec.structs.replace(now, fleet=fleet)
-    assert [each.text for each in problems(now)] == [
+    memory = MemoryStatus(enabled=True, level="critical", stage="one", share=0.9)
+    now = judged(msgspec.structs.replace(now, fleet=fleet), memory)
+    assert [each.text for each in now.health.problems] == [
         "the disk is full",
-        "90% of memory is in use",
-        "the daemon is draining",
+        "memory is low: 90% of memory in use",
         "1 breaker is open: site.example",
+        "Shutting down: finishing running tasks",
     ]
+    assert [line.strip() for line in lines(now)[1:5]] == [each.text for each in now.health.problems]
     assert "breaker  site.example is open for 24s, 7 wait" in "\n".join(lines(now))
 
 

@@ -12,7 +12,7 @@ from musterd.supervisor.control.answers import LaterAnswers
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.loop import perform
 from musterd.supervisor.loop.perform import DUMP_PAUSE_NS, ActionRunner
-from musterd.supervisor.store.interface import StoredTask
+from musterd.supervisor.store.interface import FindTasks, StoredTask
 from support.core import action_kinds
 
 NOW_NS = 10**12
@@ -35,7 +35,7 @@ class Rig:
     def __init__(self) -> None:
         self.fed: list[Any] = []
         self.asked: list[tuple[Any, ...]] = []
-        store_requests = SimpleNamespace(find=lambda *given: self.asked.append(given))
+        store_requests = SimpleNamespace(ask=lambda *given: self.asked.append(given))
         shell = Calls(fleet=None, feed=self.fed.append, store_requests=store_requests)
         self.answers = LaterAnswers()
         self.spawner, self.clients = Calls(), Calls(knows=lambda name: name == b"1")
@@ -50,7 +50,7 @@ class Rig:
             control=others,
             sidecars=others,
             calls=others,
-            targets=others,
+            declarations=others,
             reloading=others,
             leave=others.leave,
             log_tasks=0,
@@ -97,8 +97,8 @@ def test_what_the_store_finds_of_a_repeated_submit_is_told_and_not_judged(rig: R
         b"1", 3, [TaskSpec("old", "p.x", b""), TaskSpec("live", "p.x", b"")], 0, True
     )
     rig.runner.do(actions.CheckResent(submitted))
-    ((ids, found, _),) = rig.asked
-    assert ids == ["old", "live"]
+    ((query, found, _),) = rig.asked
+    assert query == FindTasks(["old", "live"])
     found([stored(old, ended=True), stored(live, ended=False)])
     known = {"old": old, "live": live}
     assert rig.fed == [

@@ -8,7 +8,7 @@ import pytest
 from musterd.ipc.wire.messages import SUCCEEDED, Outcome, TaskSpec
 from musterd.supervisor.core.model import events
 from musterd.supervisor.sockets.resend_checks import ASKED_MAX, ResendChecks
-from musterd.supervisor.store.interface import StoredTask
+from musterd.supervisor.store.interface import FindTasks, StoredTask
 
 WALL = 10**18
 
@@ -24,8 +24,8 @@ class Daemon:
     def store_requests(self) -> Any:
         return self
 
-    def find(self, ids: list[str], then: Any, otherwise: Any) -> None:
-        self.asked.append((ids, then, otherwise))
+    def ask(self, query: FindTasks, then: Any, otherwise: Any) -> None:
+        self.asked.append((query.ids, then, otherwise))
 
     def feed(self, event: object) -> None:
         self.fed.append(event)

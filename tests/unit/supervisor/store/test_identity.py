@@ -19,7 +19,7 @@ from musterd.supervisor.store import file as store_file
 from musterd.supervisor.store import sqlite
 from musterd.supervisor.store.file import CorruptStore, LostStore
 from musterd.supervisor.store.identity import ENDINGS, Index, Loss, Seen, judge, read_index
-from musterd.supervisor.store.interface import StoreError, Withdrawn
+from musterd.supervisor.store.interface import FindTasks, StoreError, Withdraw
 from musterd.supervisor.store.sqlite import SqliteStore
 from musterd.supervisor.system.threads import ThreadWatch
 from support.waiting import wait_for
@@ -51,7 +51,7 @@ def wait_until_it_looked(store: SqliteStore, patch: pytest.MonkeyPatch) -> None:
 
 def found(store: SqliteStore, *numbers: int) -> list[str]:
     token = object()
-    store.find([f"id-{number}" for number in numbers], token)
+    store.ask(FindTasks([f"id-{number}" for number in numbers]), token)
     answers: list[Any] = []
     wait_for("it is answered", lambda: answers.extend(store.found()) or answers)
     return [task.spec.id for task in answers[0][1]]
@@ -181,8 +181,8 @@ def test_a_directory_that_is_moved_away_is_waited_for(
     store.write(Persist(6, [NewRecord(6, spec(6), 1, "noop")], [], []))
     wait_for("it is told", lambda: "moved" in (store.write_problem() or ""))
     token = object()
-    store.withdraw([6], token)
-    wait_for("it is in no file, and is refused", lambda: (token, Withdrawn([6])) in store.found())
+    store.ask(Withdraw([6]), token)
+    wait_for("it is in no file, and is refused", lambda: (token, [6]) in store.found())
     store.write(Persist(7, [NewRecord(7, spec(7), 1, "noop")], [], []))
     path.parent.mkdir()  # a file system was mounted there, perhaps
     wait_until_it_looked(store, monkeypatch)

@@ -33,7 +33,17 @@ from musterd.supervisor.store import memory, queries, sqlite, task_batches
 from musterd.supervisor.store import rows as store_rows
 from musterd.supervisor.store import writer as store_writer
 from musterd.supervisor.store.engines import open_store
-from musterd.supervisor.store.interface import Page, Store, StoredTask, StoreError
+from musterd.supervisor.store.interface import (
+    FindTasks,
+    ListFinished,
+    ListLive,
+    Page,
+    Purge,
+    ReadQueued,
+    Store,
+    StoredTask,
+    StoreError,
+)
 from musterd.supervisor.store.memory import MemoryStore
 from musterd.supervisor.store.rows import SHORT_BYTES_MAX
 from musterd.supervisor.store.sqlite import SqliteStore
@@ -108,7 +118,7 @@ def answer(store: Store, token: object) -> list[StoredTask]:
 
 def find(store: Store, *ids: str) -> list[StoredTask]:
     token = object()
-    assert store.find(list(ids), token)
+    assert store.ask(FindTasks(list(ids)), token)
     return answer(store, token)
 
 
@@ -116,7 +126,7 @@ def listed(
     store: Store, state: str | None = None, pool: str | None = None, limit: int = 100
 ) -> list[str]:
     token = object()
-    assert store.list_finished(state, pool, limit, token)
+    assert store.ask(ListFinished(state, pool, limit), token)
     return [task.spec.id for task in answer(store, token)]
 
 
@@ -231,7 +241,7 @@ def test_lists_are_newest_first_filtered_and_without_payload(any_store: Store) -
     assert listed(any_store, None, "browser") == ["id-6"]
     assert listed(any_store, None, "none") == []
 
-    any_store.list_finished(None, None, 1, "token")
+    any_store.ask(ListFinished(None, None, 1), "token")
     (task,) = answer(any_store, "token")
     assert task.spec.args == b""
     assert task.outcome is not None
@@ -542,14 +552,14 @@ def test_questions_are_refused_when_too_many_wait(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "READS_WAITING_MAX", 0)
-    assert not store.find(["id-1"], "token")
+    assert not store.ask(FindTasks(["id-1"]), "token")
 
 
 def test_purges_and_trims_that_wait_are_limited(
     store: SqliteStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sqlite, "PURGES_WAITING_MAX", 0)
-    assert not store.purge(None, 0, "token")
+    assert not store.ask(Purge(None, 0), "token")
     held = threading.Event()
     taken: list[tuple[int | None, int]] = []
 
@@ -662,7 +672,7 @@ def test_a_clock_that_was_set_back_hides_no_task(
     write(store, persist(1, [new(n) for n in range(1, 20)]))
     monkeypatch.setattr(task_batches, "latest_id", lambda: "0")  # as if in 1970
     assert [task.spec.id for task in find(store, "id-1", "id-9")] == ["id-1", "id-9"]
-    store.read(["id-1", "id-9"], "page")
+    store.ask(ReadQueued(["id-1", "id-9"]), "page")
     page = answer(store, "page")
     assert page.tasks.seqs == [1, 9]  # type: ignore[attr-defined]
 
@@ -710,7 +720,7 @@ def test_durability_decides_about_fsync(path: Path, durability: str, level: int)
 
 def read(store: Store, *ids: str) -> Page:
     token = object()
-    assert store.read(list(ids), token)
+    assert store.ask(ReadQueued(list(ids)), token)
     page = answer(store, token)
     assert isinstance(page, Page)
     return page
@@ -774,7 +784,7 @@ def test_the_newest_unfinished_tasks_are_listed_first(any_store: Store) -> None:
 
     def ids(pool: str | None, limit: int) -> list[int]:
         token = object()
-        assert any_store.list_live(pool, limit, token)
+        assert any_store.ask(ListLive(pool, limit), token)
         return [task.seq for task in answer(any_store, token)]
 
     assert ids(None, 3) == [5, 4, 3]

@@ -4,7 +4,7 @@ import resource
 import select
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from itertools import chain
 from pathlib import Path
@@ -37,12 +37,16 @@ from musterd.supervisor.store.file import connect
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     TRACEBACK_CHARS_KEPT,
-    Answer,
-    FoundFact,
+    A,
+    FindFact,
+    FindTasks,
+    ListFinished,
+    Purge,
     Purged,
+    Query,
     Store,
     StoredTask,
-    Withdrawn,
+    Withdraw,
 )
 from musterd.supervisor.store.sqlite import SqliteStore
 from support.waiting import wait_for
@@ -102,9 +106,9 @@ class Page:
             seen = self._store.completed() or seen
 
 
-def answered(store: Store, ask: Callable[[object], bool]) -> Answer:
+def answered(store: Store, query: Query[A]) -> A:
     token = object()
-    assert ask(token)
+    assert store.ask(query, token)
     deadline = time.monotonic() + DEADLINE_SECONDS
     while True:
         left = deadline - time.monotonic()
@@ -113,19 +117,15 @@ def answered(store: Store, ask: Callable[[object], bool]) -> Answer:
         store.completed()
         for each, answer in store.found():
             assert each is token
-            return answer
+            return answer  # type: ignore[return-value]
 
 
 def fact(store: Store, kind: str, key: str) -> bytes | None:
-    answer = answered(store, lambda token: store.find_fact(kind, key, token))
-    assert isinstance(answer, FoundFact)
-    return answer.value
+    return answered(store, FindFact(kind, key))
 
 
 def find(store: Store, *ids: str) -> list[StoredTask]:
-    answer = answered(store, lambda token: store.find(list(ids), token, attempts=True))
-    assert isinstance(answer, list)
-    return answer
+    return answered(store, FindTasks(list(ids), attempts=True))
 
 
 def messages(store: Store, id_: str) -> list[str]:
@@ -134,9 +134,7 @@ def messages(store: Store, id_: str) -> list[str]:
 
 
 def purge(store: Store, ids: list[str] | None, before_ns: int = LATER) -> Purged:
-    answer = answered(store, lambda token: store.purge(ids, before_ns, token))
-    assert isinstance(answer, Purged)
-    return answer
+    return answered(store, Purge(ids, before_ns))
 
 
 def rows(path: Path, table: str) -> int:
@@ -230,7 +228,7 @@ def test_each_failed_attempt_is_kept_with_its_time_and_worker(store: Store, page
 
 def test_attempts_are_read_only_where_asked_for(store: Store, page: Page) -> None:
     page.write(added=[new(1)], failed=[failed(1, 1)])
-    (task,) = answered(store, lambda token: store.find(["id-1"], token))  # type: ignore[misc]
+    (task,) = answered(store, FindTasks(["id-1"]))
     assert task.attempts == []
 
 
@@ -310,8 +308,7 @@ def test_a_reopened_task_is_live_and_not_finished(store: Store, page: Page) -> N
     reopen(page, 1, 2, 1)
     (task,) = find(store, "id-1")
     assert (task.seq, task.state, task.outcome, task.attempt) == (2, QUEUED, None, 0)
-    answer = answered(store, lambda token: store.list_finished(None, None, 10, token))
-    assert answer == []
+    assert answered(store, ListFinished(None, None, 10)) == []
     page.write(finished=[final(2, SUCCEEDED, 1)])
     (task,) = find(store, "id-1")
     assert (task.seq, task.state) == (2, SUCCEEDED)
@@ -361,7 +358,7 @@ def test_a_task_that_ends_while_it_is_looked_up_is_found_all_the_same(path: Path
                 page.write(finished=[final(1)])
 
         reader.set_trace_callback(between)
-        found = queries.answer(reader, queries.Tasks(["id-1"], True), 0)
+        found = queries.answer(reader, FindTasks(["id-1"], True), 0)
         assert moved
         assert isinstance(found, list)
         assert [task.spec.id for task in found if isinstance(task, StoredTask)] == ["id-1"]
@@ -429,9 +426,7 @@ def no_file_may_grow(limit_bytes: int) -> Iterator[None]:
 
 
 def withdraw(store: Store, *seqs: int) -> list[int]:
-    answer = answered(store, lambda token: store.withdraw(list(seqs), token))
-    assert isinstance(answer, Withdrawn)
-    return answer.seqs
+    return answered(store, Withdraw(list(seqs)))
 
 
 def test_what_is_written_cannot_be_withdrawn(store: Store, page: Page) -> None:

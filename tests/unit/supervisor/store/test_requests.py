@@ -10,7 +10,13 @@ from musterd.supervisor.control.commands.dispatch import Commands
 from musterd.supervisor.core.model import actions
 from musterd.supervisor.loop.perform import ActionRunner
 from musterd.supervisor.store import requests
-from musterd.supervisor.store.interface import StrandedTasks, Unanswered
+from musterd.supervisor.store.interface import (
+    FindStranded,
+    FindTasks,
+    Query,
+    StrandedTasks,
+    Unanswered,
+)
 from musterd.supervisor.store.requests import StoreRequests
 
 
@@ -22,19 +28,10 @@ class BusyStore:
         self.answers: list[tuple[Any, Any]] = []
         self.busy = True
 
-    def _ask(self, question: Any) -> bool:
+    def ask(self, _query: Query[Any], question: Any) -> bool:
         if not self.busy:
             self.asked.append(question)
         return not self.busy
-
-    def find(self, _ids: list[str], question: Any, *, attempts: bool = False) -> bool:
-        return self._ask(question)
-
-    def find_fact(self, _kind: str, _key: str, question: Any) -> bool:
-        return self._ask(question)
-
-    def find_stranded(self, _pool: str, _after_seq: int, question: Any) -> bool:
-        return self._ask(question)
 
     def found(self) -> list[tuple[Any, Any]]:
         answers, self.answers = self.answers, []
@@ -52,7 +49,7 @@ def full(store: BusyStore) -> StoreRequests:
     made = StoreRequests(store)  # type: ignore[arg-type]
     for number in range(requests.WAITING_MAX):
         assert not made.full
-        made.find([str(number)], lambda _: None, lambda: None)
+        made.ask(FindTasks([str(number)]), lambda _: None, lambda: None)
     assert made.full
     return made
 
@@ -108,9 +105,9 @@ def test_a_resend_fails_when_far_too_many_requests_wait(store: BusyStore) -> Non
     asked = StoreRequests(store)  # type: ignore[arg-type]
     failed: list[int] = []
     for number in range(requests.WAITING_LAST + 2):
-        asked.find(["x"], lambda _: None, lambda number=number: failed.append(number))
+        asked.ask(FindTasks(["x"]), lambda _: None, lambda number=number: failed.append(number))
     assert failed == [requests.WAITING_LAST, requests.WAITING_LAST + 1]
-    asked.stranded("jobs", 0, lambda _: None)
+    asked.ask(FindStranded("jobs", 0), lambda _: None)
     store.busy = False
     asked.repeat()
     assert len(store.asked) == requests.WAITING_LAST + 1
@@ -130,7 +127,7 @@ def test_the_core_s_own_question_is_asked_again(store: BusyStore) -> None:
     store.busy = False
     asked = StoreRequests(store)  # type: ignore[arg-type]
     found: list[StrandedTasks] = []
-    asked.stranded("jobs", 0, found.append)
+    asked.ask(FindStranded("jobs", 0), found.append)
     store.answers = [(store.asked.pop(), Unanswered())]
     asked.answer()
     assert not store.asked, "at once it would fail again"

@@ -4,7 +4,7 @@ import logging
 import select
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import chain
 from pathlib import Path
@@ -24,7 +24,16 @@ from musterd.supervisor.core.model.actions import (
 )
 from musterd.supervisor.core.model.events import OnDisk, Recovered
 from musterd.supervisor.store import task_batches
-from musterd.supervisor.store.interface import Page, StoredTask
+from musterd.supervisor.store.interface import (
+    A,
+    FindStranded,
+    FindTasks,
+    ListFinished,
+    ListLive,
+    Query,
+    ReadQueued,
+    StoredTask,
+)
 from musterd.supervisor.store.sqlite import SqliteStore
 from musterd.supervisor.store.task_batches import (
     BATCH_MIN,
@@ -70,9 +79,9 @@ class Book:
         select.select([self.store.fileno()], [], [], 0.1)
         return self.store.completed()
 
-    def ask(self, question: Callable[[object], bool]) -> Any:
+    def ask(self, query: Query[A]) -> A:
         token = object()
-        assert question(token)
+        assert self.store.ask(query, token)
 
         def found() -> list[tuple[object, Any]]:
             self._completed()
@@ -80,27 +89,24 @@ class Book:
 
         ((asked, answer),) = wait_for("it is answered", found)
         assert asked is token
-        return answer
+        return answer  # type: ignore[no-any-return]
 
     def find(self, *ids: str) -> list[StoredTask]:
-        found: list[StoredTask] = self.ask(lambda token: self.store.find(list(ids), token))
-        return found
+        return self.ask(FindTasks(list(ids)))
 
     def states(self, *tasks: NewRecord) -> list[str]:
         found = {each.spec.id: each.state for each in self.find(*(new.spec.id for new in tasks))}
         return [found.get(new.spec.id, "unknown") for new in tasks]
 
     def read(self, *ids: str) -> OnDisk:
-        page = self.ask(lambda token: self.store.read(list(ids), token))
-        assert isinstance(page, Page)
-        return page.tasks
+        return self.ask(ReadQueued(list(ids))).tasks
 
     def finished(self, state: str | None = None, pool: str | None = None) -> list[str]:
-        tasks = self.ask(lambda token: self.store.list_finished(state, pool, 1000, token))
+        tasks = self.ask(ListFinished(state, pool, 1000))
         return [each.spec.id for each in tasks]
 
     def live(self, pool: str | None = None, limit: int = 1000) -> list[int]:
-        tasks = self.ask(lambda token: self.store.list_live(pool, limit, token))
+        tasks = self.ask(ListLive(pool, limit))
         return [each.seq for each in tasks]
 
     def reopen(self) -> None:
@@ -434,7 +440,7 @@ def test_a_task_of_a_pool_that_is_gone_is_found_on_its_batch(book: Book) -> None
     seqs: list[int] = []
     after = 0
     while True:
-        found = book.ask(lambda token, after=after: book.store.find_stranded("gone", after, token))
+        found = book.ask(FindStranded("gone", after))
         seqs += [each.seq for each in found.tasks]
         after = found.after_seq
         if not after:

@@ -17,6 +17,7 @@ from musterd.supervisor.log.writer import Outbox
 from musterd.supervisor.memory.probe import Probe
 from musterd.supervisor.processes.tempdirs import Janitor
 from musterd.supervisor.store import sqlite
+from musterd.supervisor.store.interface import FindTasks
 from musterd.supervisor.store.sqlite import SqliteStore
 from musterd.supervisor.store.writer import Writer
 from musterd.supervisor.system.threads import ThreadEnded, ThreadWatch, Wakeup
@@ -125,7 +126,7 @@ def test_the_reader_goes_on_after_a_lack_of_memory(
     monkeypatch.setattr(sqlite, "answer", first_fails)
     store = SqliteStore(tmp_path / "store.db", "full")
     try:
-        store.find(["id-1"], "token")
+        store.ask(FindTasks(["id-1"]), "token")
         wait_for("it is answered after all", lambda: store.found() == [("token", [])])
     finally:
         store.close()

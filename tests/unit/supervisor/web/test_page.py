@@ -9,11 +9,7 @@ import pytest
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.api import rpc
-from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.status import (
-    BreakerStatus,
-    FleetStatus,
-    PoolStatus,
     TaskFailure,
     TaskStatus,
     WorkerStatus,
@@ -31,67 +27,9 @@ from musterd.supervisor.web.snapshot import (
 )
 from musterd.supervisor.web.stories import EVENTS_OF_TASK_MAX, NEWEST_SHOWN, TASKS_MAX, Stories
 from musterd.supervisor.web.token import Token, read_token
-from musterd.supervisor.web.verdict import unreachable, verdict
+from support.statuses import fleet, pool
 
 GOOD = "0123456789abcdef" * 2
-
-
-def pool(*states: str, size: int = 0, **fields: Any) -> PoolStatus:
-    workers = [
-        WorkerStatus(name=f"jobs/{index}", state=state, pid=10 + index)
-        for index, state in enumerate(states)
-    ]
-    up = sum(state in ("RUNNING", "BUSY") for state in states)
-    given = {"name": "jobs", "state": "RUNNING", "size": size or len(states), "running": up}
-    return PoolStatus(**{**given, "workers": workers, **fields})
-
-
-def fleet(*pools: PoolStatus, **fields: Any) -> FleetStatus:
-    given = {"version": "1", "pid": 7, "uptime_seconds": 5.0, "state": "running"}
-    return FleetStatus(**{**given, "pools": list(pools), **fields})
-
-
-# -- the verdict ------------------------------------------------------------------------------
-
-
-def test_a_fleet_that_has_all_its_workers_is_well() -> None:
-    found = verdict(fleet(pool("RUNNING", "BUSY")), None, [])
-    assert (found.level, found.text, found.reasons) == ("ok", "Running normally", [])
-
-
-def test_the_worst_comes_first_and_decides() -> None:
-    closed = BreakerStatus(target="a.example", state="closed")
-    breakers = [closed, BreakerStatus(target="b.example", state="open")]
-    memory = MemoryStatus(enabled=True, level="critical", stage="one", share=0.91, source="system")
-    halted = pool("RUNNING", halt="drained")
-    found = verdict(fleet(halted), memory, breakers)
-    assert found.level == "bad"
-    assert [each.level for each in found.reasons] == ["bad", "warning", "warning"]
-    assert "91%" in found.reasons[0].text
-    assert "jobs is drained" in found.reasons[1].text
-    assert found.reasons[2].text == "1 breaker is open: b.example"
-
-
-@pytest.mark.parametrize(
-    ("status", "level", "words"),
-    [
-        (fleet(pool("RUNNING", "BACKOFF")), "warning", "1 of 2 workers wait"),
-        (fleet(pool("RUNNING", "FATAL", state="FATAL")), "bad", "1 of 2 workers gave up"),
-        (fleet(pool(state="FATAL", size=2, reason="no module x")), "bad", "cannot run: no module"),
-        (fleet(pool("FATAL", "FATAL", state="FATAL", reason="no x")), "bad", "cannot run: no x"),
-        (fleet(pool("RUNNING", "STARTING")), "warning", "1 of 2 workers are up (starting)"),
-        (fleet(pool("RUNNING"), problem="the disk is full"), "bad", "the disk is full"),
-    ],
-)
-def test_what_is_wrong_is_said(status: FleetStatus, level: str, words: str) -> None:
-    found = verdict(status, None, [])
-    assert found.level == level
-    assert words in found.reasons[0].text
-
-
-def test_a_fleet_that_starts_or_ends_is_not_called_well() -> None:
-    assert verdict(fleet(pool("RUNNING"), state="draining"), None, []).level == "warning"
-    assert unreachable("it is stopped").level == "unknown"
 
 
 # -- what has changed -------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor.settings.web import WebSettings
+from musterd.supervisor.settings.sidecars import WebSettings
 from musterd.supervisor.web.server import EXIT_CONFIGURATION, NotNow, listen, run
 
 

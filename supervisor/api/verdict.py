@@ -1,4 +1,4 @@
-"""The verdict on the fleet: a headline, and its reasons."""
+"""The verdict on the fleet: a headline and its reasons, for `musterctl top` and the dashboard."""
 
 from msgspec import Struct
 
@@ -15,6 +15,7 @@ from musterd.supervisor.api.status import (
 # Levels: nothing to do, look at it soon, act now, not known.
 OK, WARNING, BAD, UNKNOWN = "ok", "warning", "bad", "unknown"
 NAMES_SHOWN_MAX = 3
+SHUT = ("open", "forced-open", "half-open")  # states of breakers that hold tasks back
 
 _HEADLINES = {
     "starting": "Starting",
@@ -29,13 +30,19 @@ class Reason(Struct, frozen=True):
 
 
 class Verdict(Struct, frozen=True):
-    level: str
-    text: str
+    level: str = OK
+    text: str = "Running normally"
     reasons: list[Reason] = []  # the worst first
+
+    @property
+    def problems(self) -> list[Reason]:
+        """Return the reasons, and the headline where it is about the daemon's own state."""
+        own = [Reason(WARNING, self.text)] if self.text in _HEADLINES.values() else []
+        return self.reasons + own
 
 
 def unreachable(why: str) -> Verdict:
-    """Return the verdict on a daemon that does not answer: the page shows old data."""
+    """Return the verdict on a daemon that does not answer: old data are shown."""
     return Verdict(UNKNOWN, "The supervisor does not answer", [Reason(BAD, why)])
 
 
@@ -49,16 +56,13 @@ def verdict(
         reasons += _of_memory(memory)
     reasons += _of_breakers(breakers)
     reasons.sort(key=lambda each: each.level != BAD)  # stable: in the order they were found
-    level = reasons[0].level if reasons else OK
+    bad = bool(reasons) and reasons[0].level == BAD
     if fleet.state in _HEADLINES:
-        return Verdict(max(level, WARNING, key=_RANK.index), _HEADLINES[fleet.state], reasons)
+        return Verdict(BAD if bad else WARNING, _HEADLINES[fleet.state], reasons)
     if not reasons:
-        return Verdict(OK, "Running normally")
-    headline = "Action needed" if level == BAD else "Running, with warnings"
-    return Verdict(level, headline, reasons)
-
-
-_RANK = (OK, WARNING, BAD)
+        return Verdict()
+    headline = "Action needed" if bad else "Running, with warnings"
+    return Verdict(reasons[0].level, headline, reasons)
 
 
 def _of_pool(pool: PoolStatus) -> list[Reason]:
@@ -69,14 +73,15 @@ def _of_pool(pool: PoolStatus) -> list[Reason]:
     if pool.state == FATAL and (not fatal or (pool.reason and fatal == len(states))):
         found.append(Reason(BAD, f"{pool.name} cannot run{why}"))  # its class cannot be loaded
     elif fatal:
-        text = f"{pool.name}: {fatal} of {len(states)} workers gave up after too many failures"
-        found.append(Reason(BAD, text + why))
+        found.append(Reason(BAD, _of_workers(pool, FATAL, "gave up after too many failures")))
     if backoff:
-        text = f"{pool.name}: {backoff} of {len(states)} workers waiting to restart"
-        found.append(Reason(WARNING, text + ("" if fatal else why)))
+        found.append(Reason(WARNING, _of_workers(pool, BACKOFF, "waiting to restart")))
     if pool.halt:
-        text = f"{pool.name} is {pool.halt}: tasks wait until it is resumed"
+        text = f"{pool.name} is {pool.halt}: musterctl resume {pool.name}"
         found.append(Reason(WARNING, text))
+    else:
+        halted = [worker.name for worker in pool.workers if worker.halt]
+        found += [Reason(WARNING, f"paused: {_listed(halted)}")] if halted else []
     missing = pool.size - pool.running - fatal - backoff
     if pool.state != FATAL and missing > 0 and not fatal and not backoff:
         starting = " (starting)" if STARTING in states else ""
@@ -85,6 +90,14 @@ def _of_pool(pool: PoolStatus) -> list[Reason]:
     elif pool.reason and not found:
         found.append(Reason(WARNING, f"{pool.name}: {pool.reason}"))
     return found
+
+
+def _of_workers(pool: PoolStatus, state: str, what: str) -> str:
+    """Say how many workers are in this state, and why the first of them is."""
+    those = [worker for worker in pool.workers if worker.state == state]
+    why = next((worker.reason for worker in those if worker.reason), pool.reason)
+    text = f"{pool.name}: {len(those)} of {len(pool.workers)} workers {what}"
+    return f"{text}: {why}" if why else text
 
 
 def _of_memory(memory: MemoryStatus) -> list[Reason]:
@@ -98,10 +111,13 @@ def _of_memory(memory: MemoryStatus) -> list[Reason]:
 
 
 def _of_breakers(breakers: list[BreakerStatus]) -> list[Reason]:
-    shut = [each for each in breakers if each.state in ("open", "forced-open", "half-open")]
+    shut = [each.target for each in breakers if each.state in SHUT]
     if not shut:
         return []
-    names = ", ".join(each.target for each in shut[:NAMES_SHOWN_MAX])
-    more = f" and {len(shut) - NAMES_SHOWN_MAX} more" if len(shut) > NAMES_SHOWN_MAX else ""
     plural = "breaker is" if len(shut) == 1 else "breakers are"
-    return [Reason(WARNING, f"{len(shut)} {plural} open: {names}{more}")]
+    return [Reason(WARNING, f"{len(shut)} {plural} open: {_listed(shut)}")]
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN_MAX} more" if len(names) > NAMES_SHOWN_MAX else ""
+    return ", ".join(names[:NAMES_SHOWN_MAX]) + more

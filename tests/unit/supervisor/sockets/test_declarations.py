@@ -13,16 +13,16 @@ from musterd.ipc.wire.messages import AS_CONFIGURED, NEVER_NS, TaskDeclaration, 
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import CachePolicy, PoolPolicy
 from musterd.supervisor.core.model.task import same_task
-from musterd.supervisor.sockets.targets import Targets
+from musterd.supervisor.sockets.declarations import Declarations
 from musterd.workers.authoring.base import Worker, task, task_options
 from musterd.workers.runtime.handlers import make_handler
 from support.core import Muster
 
 
 def filled(spec: TaskSpec, **declared: Any) -> TaskSpec:
-    targets = Targets()
-    targets.declare("p", [TaskDeclaration("x", **declared)])
-    (found,) = targets.fill_in([spec])
+    declarations = Declarations()
+    declarations.declare("p", [TaskDeclaration("x", **declared)])
+    (found,) = declarations.fill_in([spec])
     return found
 
 
@@ -61,11 +61,11 @@ def test_arguments_that_cannot_be_read_are_left_to_the_worker(args: bytes) -> No
 
 
 def test_a_pool_that_declares_anew_forgets_what_it_declared() -> None:
-    targets = Targets()
-    targets.declare("p", [TaskDeclaration("x", cache_ns=5)])
-    targets.declare("q", [TaskDeclaration("x", cache_ns=5)])
-    targets.declare("p", [TaskDeclaration("x")])
-    p, q = targets.fill_in([make_spec("p.x"), make_spec("q.x")])
+    declarations = Declarations()
+    declarations.declare("p", [TaskDeclaration("x", cache_ns=5)])
+    declarations.declare("q", [TaskDeclaration("x", cache_ns=5)])
+    declarations.declare("p", [TaskDeclaration("x")])
+    p, q = declarations.fill_in([make_spec("p.x"), make_spec("q.x")])
     assert (p.cache_ns, q.cache_ns) == (0, AS_CONFIGURED)
 
 

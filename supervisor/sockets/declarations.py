@@ -26,7 +26,7 @@ TARGET_LENGTH_MAX = 253  # of a host name; a longer text is cut
 _encode_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
 
 
-class Targets:
+class Declarations:
     def __init__(self) -> None:
         self._decoders: dict[str, msgspec.msgpack.Decoder[Struct]] = {}
         self._ages: dict[str, TaskDeclaration] = {}  # tasks that declare cache or debounce

@@ -12,7 +12,7 @@ from musterd.supervisor.alerts.rules import RuleState
 FILE_BYTES_MAX = 64 * 1024 * 1024  # 50 rules with 500 incidents each: a larger file is not ours
 
 
-class Memory(Struct, kw_only=True):
+class SavedState(Struct, kw_only=True):
     """The state when it was written."""
 
     wall_ns: int
@@ -25,7 +25,7 @@ class Memory(Struct, kw_only=True):
     rules: dict[str, RuleState] = {}
 
 
-class MemoryFile:
+class StateFile:
     """The file, locked by one process at a time."""
 
     def __init__(self, path: str) -> None:
@@ -40,23 +40,23 @@ class MemoryFile:
             return False
         return True
 
-    def load(self) -> tuple[Memory | None, str]:
+    def load(self) -> tuple[SavedState | None, str]:
         """Return the state, or why there is none."""
         try:
             with self._path.open("rb") as file:
-                return msgspec.json.decode(file.read(FILE_BYTES_MAX), type=Memory), ""
+                return msgspec.json.decode(file.read(FILE_BYTES_MAX), type=SavedState), ""
         except FileNotFoundError:
             return None, ""
         except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             return None, f"{self._path} cannot be used and is replaced: {error}"
 
-    def save(self, memory: Memory) -> str:
+    def save(self, saved: SavedState) -> str:
         """Write the state; return why that failed, or ""."""
         beside = f"{self._path}.new"
         try:
             fd = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "wb") as file:
-                file.write(msgspec.json.encode(memory))
+                file.write(msgspec.json.encode(saved))
             os.replace(beside, self._path)
         except OSError as error:
             return f"{self._path} cannot be written: {error.strerror}"
