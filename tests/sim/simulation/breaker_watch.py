@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import msgpack
 
 from musterd.supervisor.core.model.actions import AssignLeases, Persist, Report
-from musterd.supervisor.core.model.events import BreakerCommanded, FactsRecovered
+from musterd.supervisor.core.model.events import BreakerCommanded, FactsRecovered, TasksRecovered
 from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.tasks.gatekeeper import KIND, OPEN, WAIT, SavedBreaker
 
@@ -50,6 +50,9 @@ class BreakerWatch:
                 assert report.target not in self.held, f"{report} though a person holds it"
         if self.held:
             self._check(actions)
+            # Nothing may end before all stored tasks are read.
+            if not (isinstance(event, TasksRecovered) and event.more):
+                self._check_queued()
 
     def _commanded(self, event: BreakerCommanded) -> None:
         self.commands += 1
@@ -74,7 +77,9 @@ class BreakerWatch:
             elif type(action) is Persist:
                 for final in action.finished:
                     self._check_end(final)
-        for task in fleet.tasks.values():
+
+    def _check_queued(self) -> None:
+        for task in self._world.fleet.tasks.values():
             if task.state == TaskState.QUEUED and self.held.get(task.spec.target) == "forced-open":
                 assert task.on_open == WAIT, f"{task.spec.id} does not want to wait, and does"
 

@@ -79,7 +79,10 @@ class Reloads:
         world = self._world
         pools = world.fleet.pools
         done = all(
-            name in pools and pools[name].build == pool.build and not pools[name].rollout
+            name in pools
+            and pools[name].build == pool.build
+            and not pools[name].rollout
+            and not any(slot.worker and slot.build != pool.build for slot in pools[name].slots)
             for name, pool in self._all.items()
         )
         missing = len(world.policy.pools) < len(self._all)
