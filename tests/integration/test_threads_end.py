@@ -8,16 +8,17 @@ SECONDS = 60
 EXIT_INTERNAL = 70
 
 # Loaded by the daemon's interpreter first of all. The patched function raises an unexpected error
-# as soon as the file exists.
+# in the thread of that name, as soon as the file exists.
 SITECUSTOMIZE = """
 import sys
+import threading
 from pathlib import Path
 
 def spoil(module, owner, name):
     place = getattr(module, owner) if owner else module
     real = getattr(place, name)
     def spoilt(*args, **options):
-        if Path({switch!r}).exists():
+        if threading.current_thread().name == {thread!r} and Path({switch!r}).exists():
             raise OverflowError("Python int too large to convert to SQLite INTEGER")
         return real(*args, **options)
     setattr(place, name, spoilt)
@@ -43,7 +44,9 @@ def test_a_daemon_whose_thread_ends_says_so_and_ends(
     switch = tmp_path / "spoilt"
     module, owner, name = place
     (tmp_path / "sitecustomize.py").write_text(
-        SITECUSTOMIZE.format(switch=str(switch), module=module, owner=owner, name=name)
+        SITECUSTOMIZE.format(
+            thread=thread, switch=str(switch), module=module, owner=owner, name=name
+        )
     )
     path = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"
     daemon.popen_options["env"] = {**os.environ, "PYTHONPATH": path}

@@ -18,6 +18,12 @@ class Jobs(Worker):
         return seconds
 
     @task(timeout=600)
+    def until(self, ctx, path: str) -> None:
+        """Run until the file is there."""
+        while not os.path.exists(path):
+            time.sleep(0.01)
+
+    @task(timeout=600)
     def litter(self, ctx, seconds: float) -> int:
         """Leave a process that ignores signals, then go on for a while."""
         subprocess.Popen(["sh", "-c", "trap '' TERM HUP; exec sleep 54321"], start_new_session=True)

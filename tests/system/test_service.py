@@ -112,15 +112,18 @@ def test_a_killed_supervisor_leaves_nothing_and_loses_nothing(host: Host, waitin
     waiting("they end", lambda: all(host.task(id_)["state"] == "succeeded" for id_ in queued))
 
 
-def test_a_stop_waits_for_a_long_task(host: Host) -> None:
+def test_a_stop_waits_for_a_long_task(host: Host, waiting: Waiting) -> None:
     """The task takes longer than systemd alone would wait."""
     host.drop_in("[Service]\nTimeoutStopSec=1s\n")
     host.start()
-    task_id = host.submit("jobs.nap", "seconds=4")
+    go_on = "/var/lib/musterd/go-on"
+    task_id = host.submit("jobs.until", f"path={go_on}")
     _until_running(host, task_id)
-    began = time.monotonic()
-    host.run("systemctl", "stop", "musterd")
-    assert time.monotonic() - began > 2
+    host.run("systemctl", "stop", "--no-block", "musterd")
+    time.sleep(3)
+    assert host.show("musterd", "ActiveState") == "deactivating"
+    host.file(go_on).touch()
+    waiting("it stops", lambda: host.show("musterd", "ActiveState") == "inactive")
     assert host.show("musterd", "Result") == "success"
     host.start()
     assert host.task(task_id)["state"] == "succeeded"
@@ -168,14 +171,17 @@ def test_clients_wait_over_a_restart_and_no_submit_fails(
         host.start()
     submitter = host.submitter()
     waiting("it is up", lambda: host.show("musterd", "ActiveState") == "active")
-    for _ in range(2):
+    for number in range(2):
         pid = host.main_pid()
         if how == "kill":
             host.run("kill", "-KILL", str(pid))
         else:
-            long = host.submit("jobs.nap", "seconds=1")  # so that the drain waits for something
+            go_on = f"/var/lib/musterd/{number}"
+            long = host.submit("jobs.until", f"path={go_on}")
             _until_running(host, long)
-            host.run("systemctl", "restart", "musterd")
+            host.run("systemctl", "restart", "--no-block", "musterd")
+            waiting("it drains", lambda: host.show("musterd", "ActiveState") == "deactivating")
+            host.file(go_on).touch()
         waiting("another one is up", lambda before=pid: restarted(host, before))
         assert host.ctl("status").returncode == 0
     found = submitter.finish()
