@@ -341,16 +341,22 @@ def test_commits_go_on_while_many_results_are_trimmed(
             ]
             store.write(Persist(ticket, [], [], ends))
         wait(store, ticket)
-        trim_slice = store._writer.trim_slice
+        commit, trim_slice = store._writer.commit, store._writer.trim_slice
         slices = most = commits = 0
 
         def counted(*args: Any) -> int:
             nonlocal slices, most
-            slices = slices + 1 if store._writes.qsize() else 0  # begun while a page waited
+            slices += store._writes.qsize() > 0  # begun while a page waits
             most = max(most, slices)
             return trim_slice(*args)
 
+        def committed(*args: Any) -> None:
+            nonlocal slices
+            slices = 0
+            commit(*args)
+
         monkeypatch.setattr(store._writer, "trim_slice", counted)
+        monkeypatch.setattr(store._writer, "commit", committed)
         store.trim(0, 10**6)
         while store._trims:
             ticket += 1
