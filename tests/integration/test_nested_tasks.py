@@ -157,8 +157,8 @@ def test_a_thread_that_waits_does_not_speak_for_its_handler(pools):
 def test_async_handlers_are_told_too(pools, more, how):
     daemon = pools(a={"worker": "nested:Async", **more})
     with daemon.client() as client:
-        count = more.get("concurrency", 1)
-        parents = [client.submit("a.parent", {"pool": "a", "how": how}) for _ in range(count)]
+        parent = ("a.parent", {"pool": "a", "how": how}, {})
+        parents = client.submit_many([parent] * more.get("concurrency", 1))  # they begin together
         found = [each.result(PATIENCE) for each in parents]
     vain = [each for each in found if each != [1]]
     assert len(vain) == 1
