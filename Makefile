@@ -30,6 +30,8 @@ DEBIAN_NODE := nodejs npm
 DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db curl sqlite3
 # To compare with what we make of answers that break HTTP.
 DEBIAN_CURL := curl
+# For tests/cluster, which start servers of their own; one that Debian starts is left alone.
+DEBIAN_POSTGRES := postgresql
 # What a Debian in a folder needs beside that to have musterd installed and tested in it.
 DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
@@ -67,10 +69,10 @@ run: $(VENV)/.base
 # Twice as many at a time as there are processors: most tests wait for processes. What takes longest
 # comes first. tests/system boots machines of its own, for which one has to be root; else it is
 # skipped. Nothing is run twice to make it pass. SHUFFLE=1: in an order by chance, which is told.
-TESTS ?= tests/system tests/browser tests/chaos tests/integration tests/sim tests/unit
+TESTS ?= tests/system tests/browser tests/chaos tests/integration tests/cluster tests/sim tests/unit
 JOBS ?= $(shell expr 2 '*' $$(nproc))
 SPREAD = -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(SHUFFLE),-p randomly)
-test-setup: $(VENV)/.dev $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tests | debian-curl
+test-setup: $(VENV)/.dev $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tests | debian-curl debian-postgres
 	@[ "$$(id -u)" != 0 ] || $(MAKE) --no-print-directory debian-system
 
 test: test-setup
@@ -203,7 +205,7 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV) from $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system debian-node debian-debootstrap debian-curl
+.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system debian-node debian-debootstrap debian-curl debian-postgres
 debian-base:
 	$(call debian,$(DEBIAN_BASE))
 debian-build:
@@ -220,6 +222,8 @@ debian-node:
 	$(call debian,$(DEBIAN_NODE))
 debian-curl:
 	$(call debian,$(DEBIAN_CURL))
+debian-postgres:
+	$(call debian,$(DEBIAN_POSTGRES))
 debian-debootstrap:
 	$(call debian,debootstrap)
 
@@ -278,5 +282,5 @@ $(VENV)/.browser: $(VENV)/.base | debian-browser
 
 $(VENV)/.dev: $(VENV)/.browser | debian-build
 	@echo "installing what the tests need"
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[alerts,browser,systemd,yaml,web,dev]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[alerts,browser,cluster,systemd,yaml,web,dev]'
 	@touch $@

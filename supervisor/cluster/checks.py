@@ -90,7 +90,8 @@ def pooler(connection: Connection, url: str) -> None:
 
 
 def _pid(connection: Connection) -> object:
-    row = connection.execute("SELECT pg_backend_pid()").fetchone()
+    # Not prepared: connections that share a server process would share its names, too.
+    row = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
     assert row is not None
     return row[0]
 

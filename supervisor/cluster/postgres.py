@@ -76,8 +76,9 @@ from musterd.supervisor.cluster.rows import (
 ASKED = -1  # a claimed task that was cancelled: its node ends it
 PARTS = ("expire", "pay", "ready", "repair", "tidy")  # of a tick, each its own transaction
 REFUSALS = {"MU001": Fenced, "MU002": NameTaken, "MU003": PolicyChanged}
-# The transaction was undone, and may be tried again: deadlock, serialization, a lock not had.
-AGAIN = ("40P01", "40001", "55P03")
+# The transaction was undone, and may be tried again: deadlock, serialization, a lock not had, a
+# partition made at this moment (add_partitions).
+AGAIN = ("40P01", "40001", "55P03", "23514")
 
 _unpack_card = msgspec.msgpack.Decoder(NodeCard).decode
 _pack = msgspec.msgpack.Encoder().encode

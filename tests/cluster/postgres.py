@@ -166,8 +166,8 @@ class Cluster:
             self.schema,
         )
         sequences = self.sql(
-            "SELECT string_agg(format('%%I.%%I', schemaname, sequencename), ', ') FROM pg_sequences "
-            "WHERE schemaname = %s AND sequencename ~ '^(cursor|turns)_'",
+            "SELECT string_agg(format('%%I.%%I', schemaname, sequencename), ', ') "
+            "FROM pg_sequences WHERE schemaname = %s AND sequencename ~ '^(cursor|turns)_'",
             self.schema,
         )
         statements = [f"TRUNCATE {tables[0][0]} RESTART IDENTITY"]

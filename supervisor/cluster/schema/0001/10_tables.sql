@@ -2,6 +2,7 @@
 --
 -- Lock order, from first to last. Whoever holds something of a line waits only for lines below it.
 --
+--   joining   advisory (7305, 0); applying a policy (7305, 1); partitions of `done` (7306, 0)
 --   tenure    advisory (7303, tenure): shared by who claims, exclusive for who ends a tenure
 --   pools     advisory (7301, pool), in the order of their numbers
 --   keys      rows of `key`, in the order of the keys

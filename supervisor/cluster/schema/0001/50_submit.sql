@@ -180,7 +180,7 @@ BEGIN
   odd := odd || more;
   IF keyed THEN
     SELECT array_agg(t) INTO more FROM take_keyed(
-      (SELECT array_agg(x ORDER BY x.o) FROM unnest(all_) x
+      (SELECT coalesce(array_agg(x ORDER BY x.o), '{}') FROM unnest(all_) x
        WHERE NOT EXISTS (SELECT FROM unnest(odd) y WHERE y.o = x.o)), p_waiter, p_owner, p_fresh) t;
     odd := odd || more;
   END IF;

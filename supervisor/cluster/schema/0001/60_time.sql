@@ -289,20 +289,29 @@ BEGIN
     name_, p_from, p_to);
 END $$;
 
--- Make partitions ahead; drop those that are older than `p_keep` as a whole. Each is three hours.
-CREATE FUNCTION retain_1(p_keep bigint) RETURNS int LANGUAGE plpgsql AS $$
+-- Make partitions ahead, each of three hours. A row that would go into the default partition while
+-- its own is being made is refused; so they are made a day ahead, before anything ends there.
+CREATE FUNCTION add_partitions() RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE width interval := '3 hours'; at timestamptz; n int := 0; r record;
+DECLARE width interval := '3 hours'; at timestamptz;
 BEGIN
-  IF NOT pg_try_advisory_xact_lock(7304, 0) THEN RETURN 0; END IF;
-  PERFORM set_config('lock_timeout', '500ms', true);
   at := date_bin(width, clock(), '2000-01-01 00:00+00');
   FOR i IN 0 .. 8 LOOP
     PERFORM add_partition(at + i * width, at + (i + 1) * width);
   END LOOP;
+END $$;
+
+-- Make partitions ahead, and drop those that are older than `p_keep` as a whole.
+CREATE FUNCTION retain_1(p_keep bigint) RETURNS int LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE n int := 0; r record;
+BEGIN
+  IF NOT pg_try_advisory_xact_lock(7306, 0) THEN RETURN 0; END IF;
+  PERFORM set_config('lock_timeout', '500ms', true);
+  PERFORM add_partitions();
   FOR r IN SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
     WHERE i.inhparent = 'done'::regclass AND c.relname ~ '^done_\d{10}$'
-      AND to_timestamp(substr(c.relname, 6) || '+00', 'YYYYMMDDHH24TZH') + width
+      AND to_timestamp(substr(c.relname, 6) || '+00', 'YYYYMMDDHH24TZH') + interval '3 hours'
         <= clock() - span(p_keep)
   LOOP
     EXECUTE format('DROP TABLE %I', r.relname);

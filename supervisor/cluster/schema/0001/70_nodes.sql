@@ -39,6 +39,8 @@ RETURNS TABLE (tenure int, epoch text, policy int, id text, waiter bigint, state
 DECLARE former node; t int; p record; back told[]; number int;
 BEGIN
   PERFORM pg_advisory_xact_lock(7305, 0);  -- one node joins at a time
+  PERFORM pg_advisory_xact_lock(7306, 0);
+  PERFORM add_partitions();
   PERFORM FROM node n WHERE n.name = p_name AND n.identity <> p_identity AND is_alive(n);
   IF FOUND THEN
     RAISE EXCEPTION 'another node named ''%'' is alive', p_name USING ERRCODE = 'MU002';
