@@ -6,8 +6,10 @@ have their version in their names), so that older nodes go on; what nobody uses 
 away by a later version, which then raises `meta.minimum`.
 """
 
+import re
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from zlib import crc32
 
 import msgspec
 import psycopg
@@ -18,7 +20,7 @@ from musterd.supervisor.cluster.engine import ClusterPolicy, EngineRefused
 
 SCHEMA = "musterd"  # where a cluster lives, unless its URL says otherwise
 VERSION = 1  # that this code knows
-LOCK = 7300  # advisory: one migration at a time
+LOCK = 7300  # class of advisory locks: this one for migrations, the next ones for functions
 ROLES = ("submit", "node", "admin")
 
 Connection = psycopg.Connection[tuple[object, ...]]
@@ -30,8 +32,7 @@ def migrate(url: str, schema: str = SCHEMA) -> int:
     with connection:
         checks.server(connection)
         with connection.transaction():
-            lock = sql.SQL("SELECT pg_advisory_xact_lock({}, hashtext({}))")
-            connection.execute(lock.format(sql.Literal(LOCK), sql.Literal(schema)))
+            connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (locks(schema),))
             found = checks.version(connection, schema)
             if found is None:
                 _create(connection, schema)
@@ -39,6 +40,12 @@ def migrate(url: str, schema: str = SCHEMA) -> int:
             for number in range(before + 1, VERSION + 1):
                 _run(connection, schema, number)
     return before
+
+
+def locks(schema: str) -> int:
+    """Return the first class of the advisory locks of a cluster: others of a database have their
+    own."""
+    return LOCK if schema == SCHEMA else LOCK + 10 * (1 + crc32(schema.encode()) % 100_000_000)
 
 
 def role(schema: str, name: str) -> str:
@@ -84,9 +91,10 @@ def _texts(number: int) -> list[str]:
 
 
 def _filled(text: str, schema: str) -> sql.SQL:
-    """Put the names of schema and roles into a file: as identifiers, and as strings."""
+    """Put the names of schema and roles into a file, as identifiers and as strings; and locks."""
     text = text.replace("@schema_name@", _quoted(schema, "'"))
     text = text.replace("@schema@", _quoted(schema, '"'))
+    text = re.sub(r"@lock_(\d)@", lambda found: str(locks(schema) + int(found[1])), text)
     for name in ROLES:
         text = text.replace(f"@{name}_name@", _quoted(role(schema, name), "'"))
         text = text.replace(f"@{name}_role@", _quoted(role(schema, name), '"'))

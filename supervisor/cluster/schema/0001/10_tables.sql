@@ -2,14 +2,16 @@
 --
 -- Lock order, from first to last. Whoever holds something of a line waits only for lines below it.
 --
---   joining   advisory (7305, 0); applying a policy (7305, 1); partitions of `done` (7306, 0)
---   tenure    advisory (7303, tenure): shared by who claims, exclusive for who ends a tenure
---   pools     advisory (7301, pool), in the order of their numbers
+--   joining   advisory (5, 0); applying a policy (5, 1); partitions of `done` (6, 0)
+--   tenure    advisory (3, tenure): shared by who claims, exclusive for who ends a tenure
+--   pools     advisory (1, pool), in the order of their numbers
 --   keys      rows of `key`, in the order of the keys
 --   lanes     new rows of `lane`, in the order of (pool, level, target, class, on_open)
 --   tasks     rows of `live`, in the order of their ids
 --   sites     rows of `site`, in the order of the targets; a claim never waits for one (SKIP LOCKED)
 --   rest      everything else, one row at a time
+--
+-- The first number of an advisory lock is that of the cluster's schema plus this one (migrate.py).
 --
 -- Lanes and queued tasks (state 0) are changed only under their pool's lock. So a claim meets no
 -- row that somebody else has locked, and `head` never passes a task. New tasks and new lanes are

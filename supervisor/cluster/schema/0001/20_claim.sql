@@ -225,7 +225,7 @@ RETURNS SETOF granted LANGUAGE plpgsql AS $$
 DECLARE
   n node; w record; number bigint; wanted int; aged int; got int; names text[]; turn bigint;
 BEGIN
-  PERFORM pg_advisory_xact_lock_shared(7303, p_tenure);
+  PERFORM pg_advisory_xact_lock_shared(@lock_3@, p_tenure);
   SELECT * INTO n FROM node x WHERE x.tenure = p_tenure AND p_tenure <> 0;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'tenure % is over', p_tenure USING ERRCODE = 'MU001';
@@ -235,7 +235,7 @@ BEGIN
   THEN RETURN; END IF;
   PERFORM set_config('musterd.synchronous_commit', current_setting('synchronous_commit'), true);
   PERFORM set_config('synchronous_commit', 'off', true);
-  PERFORM pg_advisory_xact_lock(7301, x.pool) FROM (
+  PERFORM pg_advisory_xact_lock(@lock_1@, x.pool) FROM (
     SELECT p.pool FROM pool p WHERE p.name = ANY (p_pools) ORDER BY p.pool) x;
   number := ((random() * 2147483647)::bigint << 31) | (random() * 2147483647)::bigint | 1;
   FOR w IN

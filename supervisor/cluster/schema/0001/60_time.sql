@@ -1,7 +1,7 @@
 -- What happens under the locks of pools: lanes come back, tasks become ready, tasks are withdrawn.
 
 CREATE FUNCTION lock_pools(p_pools int[]) RETURNS void LANGUAGE sql AS $$
-  SELECT pg_advisory_xact_lock(7301, x.p) FROM (
+  SELECT pg_advisory_xact_lock(@lock_1@, x.p) FROM (
     SELECT DISTINCT u.p FROM unnest(p_pools) u(p) ORDER BY 1) x $$;
 
 CREATE FUNCTION pools_of(p_ids text[]) RETURNS int[] LANGUAGE sql STABLE AS $$
@@ -264,7 +264,7 @@ END $$;
 CREATE FUNCTION tick_1(p_part text) RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-  IF NOT pg_try_advisory_xact_lock(7304, hashtext(p_part)) THEN RETURN; END IF;
+  IF NOT pg_try_advisory_xact_lock(@lock_4@, hashtext(p_part)) THEN RETURN; END IF;
   IF p_part = 'expire' THEN RETURN QUERY SELECT * FROM expire();
   ELSIF p_part = 'pay' THEN RETURN QUERY SELECT * FROM pay();
   ELSIF p_part = 'ready' THEN RETURN NEXT (NULL, 0, 0, ready(), NULL, NULL)::told;
@@ -306,7 +306,7 @@ CREATE FUNCTION retain_1(p_keep bigint) RETURNS int LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE n int := 0; r record;
 BEGIN
-  IF NOT pg_try_advisory_xact_lock(7306, 0) THEN RETURN 0; END IF;
+  IF NOT pg_try_advisory_xact_lock(@lock_6@, 0) THEN RETURN 0; END IF;
   PERFORM set_config('lock_timeout', '500ms', true);
   PERFORM add_partitions();
   FOR r IN SELECT c.relname FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid

@@ -38,8 +38,8 @@ RETURNS TABLE (tenure int, epoch text, policy int, id text, waiter bigint, state
 #variable_conflict use_column
 DECLARE former node; t int; p record; back told[]; number int;
 BEGIN
-  PERFORM pg_advisory_xact_lock(7305, 0);  -- one node joins at a time
-  PERFORM pg_advisory_xact_lock(7306, 0);
+  PERFORM pg_advisory_xact_lock(@lock_5@, 0);  -- one node joins at a time
+  PERFORM pg_advisory_xact_lock(@lock_6@, 0);
   PERFORM add_partitions();
   PERFORM FROM node n WHERE n.name = p_name AND n.identity <> p_identity AND is_alive(n);
   IF FOUND THEN
@@ -47,7 +47,7 @@ BEGIN
   END IF;
   SELECT * INTO former FROM node n WHERE n.identity = p_identity;
   IF former.tenure <> 0 THEN
-    PERFORM pg_advisory_xact_lock(7303, former.tenure);
+    PERFORM pg_advisory_xact_lock(@lock_3@, former.tenure);
     SELECT array_agg(x) INTO back FROM end_tenure(former.tenure) x;
   END IF;
   t := nextval('tenure_seq');
@@ -113,7 +113,7 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE n node;
 BEGIN
-  PERFORM pg_advisory_xact_lock_shared(7303, p_tenure);
+  PERFORM pg_advisory_xact_lock_shared(@lock_3@, p_tenure);
   n := tenured(p_tenure);
   PERFORM lock_pools(pools_of(p_ids));
   UPDATE live v SET state = 1, tenure = p_tenure, claim = u.claim, attempt = v.attempt + 1,
@@ -131,7 +131,7 @@ END $$;
 CREATE FUNCTION leave_1(p_tenure int) RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-  PERFORM pg_advisory_xact_lock(7303, p_tenure);
+  PERFORM pg_advisory_xact_lock(@lock_3@, p_tenure);
   IF p_tenure <> 0 THEN RETURN QUERY SELECT * FROM end_tenure(p_tenure); END IF;
 END $$;
 
@@ -145,7 +145,7 @@ BEGIN
   SELECT a.backend_start INTO since FROM pg_stat_get_activity(pg_backend_pid()) a;
   SELECT * INTO n FROM node x WHERE x.tenure <> 0 AND NOT is_alive(x) AND since < clock() - x.lease
   ORDER BY x.tenure LIMIT 1;
-  IF NOT FOUND OR NOT pg_try_advisory_xact_lock(7303, n.tenure) THEN RETURN; END IF;
+  IF NOT FOUND OR NOT pg_try_advisory_xact_lock(@lock_3@, n.tenure) THEN RETURN; END IF;
   PERFORM FROM node x WHERE x.tenure = n.tenure AND NOT is_alive(x) FOR UPDATE;
   IF NOT FOUND THEN RETURN; END IF;  -- it was heard of meanwhile
   SELECT array_agg(x) INTO back FROM end_tenure(n.tenure) x;
@@ -176,7 +176,7 @@ BEGIN
   SELECT * INTO n FROM node x WHERE x.name = p_name LIMIT 1;
   IF NOT FOUND THEN RETURN; END IF;
   IF n.tenure <> 0 THEN
-    PERFORM pg_advisory_xact_lock(7303, n.tenure);
+    PERFORM pg_advisory_xact_lock(@lock_3@, n.tenure);
     SELECT array_agg(x) INTO back FROM end_tenure(n.tenure) x;
   END IF;
   DELETE FROM node_task x WHERE x.identity = n.identity;

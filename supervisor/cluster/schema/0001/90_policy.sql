@@ -57,7 +57,7 @@ CREATE FUNCTION apply_1(p_doc bytea, p_former int) RETURNS int LANGUAGE plpgsql 
 #variable_conflict use_column
 DECLARE doc jsonb := convert_from(p_doc, 'UTF8')::jsonb; now_at int;
 BEGIN
-  PERFORM pg_advisory_xact_lock(7305, 1);
+  PERFORM pg_advisory_xact_lock(@lock_5@, 1);
   now_at := applied();
   IF now_at <> p_former THEN
     RAISE EXCEPTION 'version % is applied, not %', now_at, p_former USING ERRCODE = 'MU003';

@@ -19,7 +19,7 @@ DECLARE
 BEGIN
   FOR f IN
     SELECT p.oid::regprocedure AS sign, p.proname AS name FROM pg_proc p
-    WHERE p.pronamespace = @schema_name@::regnamespace AND p.proname LIKE '%\_1'
+    WHERE p.pronamespace = to_regnamespace(quote_ident(@schema_name@)) AND p.proname LIKE '%\_1'
   LOOP
     -- The plans are known: no statistics of an empty table may change them.
     EXECUTE format('ALTER FUNCTION %s SECURITY DEFINER SET search_path = @schema@, pg_temp '
