@@ -147,6 +147,7 @@ def test_low_levels_do_not_starve(rig: Rig) -> None:
     a = rig.join("a", pool(aging_ns=10 * SECOND_NS))
     [low] = rig.submit(rig.task(priority=LOW))
     rig.pass_time(11)
+    rig.engine.tick()
     rig.submit(*rig.tasks(60))
     order = [rig.claim_one(a).id for _ in range(20)]
     assert low in order
@@ -157,6 +158,7 @@ def test_a_young_task_of_a_low_level_waits(rig: Rig) -> None:
     a = rig.join("a", pool(aging_ns=10 * SECOND_NS))
     [low] = rig.submit(rig.task(priority=LOW))
     rig.submit(*rig.tasks(40))
+    rig.engine.tick()
     assert low not in [rig.claim_one(a).id for _ in range(30)]
 
 

@@ -38,7 +38,8 @@ CREATE TABLE pool (
   pool int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE,
   queue_size int NOT NULL, aging interval NOT NULL, max_crashes int NOT NULL,
   cache_ns bigint NOT NULL, debounce_ns bigint NOT NULL,
-  counted bigint NOT NULL DEFAULT 0);   -- live tasks, when tick_1 counted last
+  -- As tick_1 saw it last: live tasks, and levels in which the next task of a lane has aged.
+  counted bigint NOT NULL DEFAULT 0, aged int[] NOT NULL DEFAULT '{}');
 CREATE TABLE tally (pool int NOT NULL, change int NOT NULL);  -- of live tasks, since then
 
 -- What the code of a node has. It stays when the node leaves: tasks then wait for it.
@@ -131,14 +132,16 @@ CREATE TABLE good (
 -- Policy, as applied, and as functions read it. The target '*' stands for all others.
 CREATE TABLE policy (
   version int PRIMARY KEY, doc bytea NOT NULL, at timestamptz NOT NULL,
-  cache bool NOT NULL, debounce bool NOT NULL, cache_entries int NOT NULL, breaker jsonb NOT NULL);
+  cache bool NOT NULL, debounce bool NOT NULL, cache_entries int NOT NULL, breaker jsonb NOT NULL,
+  windows bool NOT NULL);               -- a breaker of it counts over a window of calls
 CREATE TABLE class (
   name text COLLATE "C" PRIMARY KEY, max_concurrent int NOT NULL, on_open text NOT NULL,
   fallback_on text NOT NULL, breaker jsonb);
 CREATE TABLE target (
   target text COLLATE "C" PRIMARY KEY, class text NOT NULL, on_open text NOT NULL,
   fallback_on text NOT NULL, max_concurrent int NOT NULL, rate float8 NOT NULL,
-  burst int NOT NULL, breaker jsonb, share float8, reserve float8 NOT NULL, every_ns bigint NOT NULL);
+  burst int NOT NULL, breaker jsonb, share float8, reserve float8 NOT NULL, every_ns bigint NOT NULL,
+  limited bool GENERATED ALWAYS AS (max_concurrent > 0 OR rate > 0) STORED);
 
 -- Sites that have limits, or whose breaker or budget is not as new. Places are counted over claims.
 CREATE TABLE site (

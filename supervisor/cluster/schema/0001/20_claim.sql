@@ -34,12 +34,12 @@ DECLARE
 BEGIN
   SELECT array_agg(x.ctid ORDER BY x.seq), count(*) FILTER (WHERE NOT x.earned)
   INTO picked, first_ FROM (
-    SELECT v.ctid, v.seq, v.earned FROM live v
+    SELECT v.ctid, v.seq, v.earned, v.queued_at FROM live v
     WHERE v.lane = l.lane AND v.seq > l.head AND v.state = 0
       AND (v.expires_at IS NULL OR v.expires_at > now_)
       AND (p_names IS NULL OR v.name = ANY (p_names))
-      AND (p_older IS NULL OR v.queued_at <= p_older)
-    ORDER BY v.lane, v.seq LIMIT p_share) x;
+    ORDER BY v.lane, v.seq LIMIT p_share) x
+  WHERE p_older IS NULL OR x.queued_at <= p_older;
   IF picked IS NULL THEN
     IF p_long AND p_names IS NULL AND p_older IS NULL THEN
       UPDATE lane SET state = 'e' WHERE lane = l.lane;
@@ -173,12 +173,12 @@ BEGIN
           RETURN QUERY
           WITH picked AS MATERIALIZED (
             SELECT u.o, p.c FROM unnest(ring, heads) WITH ORDINALITY u(l, h, o), LATERAL (
-              SELECT v.ctid AS c FROM live v
+              SELECT v.ctid AS c, v.queued_at FROM live v
               WHERE v.lane = u.l AND v.seq > u.h AND v.state = 0
                 AND (v.expires_at IS NULL OR v.expires_at > now_)
                 AND (p_names IS NULL OR v.name = ANY (p_names))
-                AND (p_older IS NULL OR v.queued_at <= p_older)
-              ORDER BY v.lane, v.seq LIMIT share) p LIMIT wanted),
+              ORDER BY v.lane, v.seq LIMIT share) p
+            WHERE p_older IS NULL OR p.queued_at <= p_older LIMIT wanted),
           taken AS (
             UPDATE live v SET state = 1, tenure = p_tenure, claim = p_claim,
               attempt = v.attempt + 1, earned = true
@@ -253,6 +253,7 @@ BEGIN
     aged := (turn % 16 + wanted) / 16;
     FOR level IN REVERSE 3 .. 1 LOOP
       EXIT WHEN aged <= 0;
+      CONTINUE WHEN level <> ALL (w.aged);
       RETURN QUERY SELECT * FROM take(
         p_tenure, number, w.pool, level, aged, names, clock() - w.aging);
       GET DIAGNOSTICS got = ROW_COUNT;

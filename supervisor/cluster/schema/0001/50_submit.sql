@@ -100,6 +100,9 @@ CREATE FUNCTION sites_for(p_lanes int[]) RETURNS void LANGUAGE sql AS $$
     SELECT DISTINCT ON (l.target) site_as_new(l.target, l.class) AS row
     FROM lane l WHERE l.lane = ANY (p_lanes) AND l.target <> ''
       AND NOT EXISTS (SELECT FROM site x WHERE x.target = l.target)
+      AND ((SELECT t.limited FROM target t WHERE t.target IN (l.target, '*')
+            ORDER BY t.target = '*' LIMIT 1)
+        OR (SELECT p.windows FROM policy p ORDER BY p.version DESC LIMIT 1))
     ORDER BY l.target) s
   WHERE (s.row).limited ORDER BY (s.row).target ON CONFLICT DO NOTHING $$;
 

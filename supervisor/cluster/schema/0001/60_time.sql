@@ -43,12 +43,15 @@ END $$;
 -- End queued tasks that do not wait for a shut site, some at a time. Their pools are locked.
 CREATE FUNCTION end_impatient(p_lanes int[]) RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE ids text[]; v live; how record;
+DECLARE shut int[]; ids text[]; v live; how record;
 BEGIN
+  SELECT array_agg(x.lane) INTO shut FROM (
+    SELECT y.lane, y FROM lane y JOIN site s ON s.target = y.target AND is_shut(s, clock())
+    WHERE y.lane = ANY (p_lanes) AND y.target <> '' OFFSET 0) x
+  WHERE on_open_of(x.y) <> 'wait';
+  IF shut IS NULL THEN RETURN; END IF;
   SELECT array_agg(x.id) INTO ids FROM (
-    SELECT v.id FROM unnest(p_lanes) u(l) JOIN lane y ON y.lane = u.l AND y.target <> ''
-    JOIN site s ON s.target = y.target AND is_shut(s, clock())
-    JOIN live v ON v.lane = y.lane AND v.state = 0 WHERE on_open_of(y) <> 'wait' LIMIT 1000) x;
+    SELECT v.id FROM live v WHERE v.lane = ANY (shut) AND v.state = 0 LIMIT 1000) x;
   IF ids IS NULL THEN RETURN; END IF;
   PERFORM lock_keys(ids);
   FOR how IN
@@ -247,6 +250,14 @@ BEGIN
   WITH c AS (DELETE FROM tally RETURNING *)
   UPDATE pool p SET counted = p.counted + x.n
   FROM (SELECT c.pool, sum(c.change) AS n FROM c GROUP BY 1) x WHERE p.pool = x.pool;
+  UPDATE pool p SET aged = x.levels FROM (
+    SELECT y.pool, ARRAY(SELECT g FROM generate_series(1, 3) g WHERE EXISTS (
+      SELECT FROM lane l, LATERAL (
+        SELECT v.queued_at FROM live v WHERE v.lane = l.lane AND v.seq > l.head AND v.state = 0
+        ORDER BY v.lane, v.seq LIMIT 1) v
+      WHERE l.pool = y.pool AND l.level = g AND l.state = 'r' AND v.queued_at <= clock() - y.aging))
+      AS levels FROM pool y) x
+  WHERE p.pool = x.pool AND p.aged <> x.levels;
   DELETE FROM site s WHERE s.ctid = ANY (ARRAY(
     SELECT x.ctid FROM site x WHERE NOT x.limited AND is_as_new(x)
       AND (x.share IS NULL OR (budget_at(x, clock())).units >= x.full_units)

@@ -65,7 +65,8 @@ BEGIN
   PERFORM lock_pools((SELECT array_agg(p.pool) FROM pool p));
   PERFORM spread(doc);
   INSERT INTO policy VALUES (p_former + 1, p_doc, clock(), (doc -> 'cache' ->> 'enabled')::bool,
-    (doc -> 'cache' ->> 'debounce')::bool, (doc -> 'cache' ->> 'entries')::int, doc -> 'breaker');
+    (doc -> 'cache' ->> 'debounce')::bool, (doc -> 'cache' ->> 'entries')::int, doc -> 'breaker',
+    jsonb_path_exists(doc, '$.** ? (@.window > 0)'));
   PERFORM FROM live v WHERE v.state = 1 ORDER BY v.id FOR UPDATE;
   PERFORM follow_sites();
   UPDATE live v SET held = (SELECT s.target FROM site s WHERE s.target = l.target),
