@@ -74,7 +74,7 @@ from musterd.supervisor.cluster.rows import (
 )
 
 ASKED = -1  # a claimed task that was cancelled: its node ends it
-PARTS = ("expire", "pay", "ready", "repair", "tidy")  # of a tick, each its own transaction
+PARTS = ("expire", "pay", "ready", "repair", "shut", "tidy")  # of a tick, each its own transaction
 REFUSALS = {"MU001": Fenced, "MU002": NameTaken, "MU003": PolicyChanged}
 # The transaction was undone, and may be tried again: deadlock, serialization, a lock not had, a
 # partition made at this moment (add_partitions).

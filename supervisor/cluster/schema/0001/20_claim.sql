@@ -273,16 +273,14 @@ END $$;
 
 CREATE FUNCTION begun_1(p_tenure int, p_ids text[], p_claims bigint[]) RETURNS void
 LANGUAGE sql AS $$
-  UPDATE live v SET begun = true FROM unnest(p_ids, p_claims) AS u(id, claim)
+  UPDATE live v SET begun = true
+  FROM (SELECT * FROM unnest(p_ids, p_claims) AS u(id, claim) ORDER BY u.id) u
   WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure AND v.claim = u.claim $$;
 
+-- Those that joined a task show its progress (tasks_seen).
 CREATE FUNCTION progress_1(p_tenure int, p_ids text[], p_fractions real[], p_texts text[])
 RETURNS void LANGUAGE sql AS $$
-  WITH told AS (
-    UPDATE live v SET fraction = u.fraction, progress = u.text, progress_at = clock()
-    FROM unnest(p_ids, p_fractions, p_texts) AS u(id, fraction, text)
-    WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure
-      AND (v.progress_at IS NULL OR v.progress_at <= clock() - interval '1s')
-    RETURNING v.key, v.fraction, v.progress)
-  UPDATE live v SET fraction = told.fraction, progress = told.progress
-  FROM told WHERE v.key = told.key AND v.state = 3 $$;
+  UPDATE live v SET fraction = u.fraction, progress = u.text, progress_at = clock()
+  FROM (SELECT * FROM unnest(p_ids, p_fractions, p_texts) AS u(id, fraction, text) ORDER BY u.id) u
+  WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure
+    AND (v.progress_at IS NULL OR v.progress_at <= clock() - interval '1s') $$;

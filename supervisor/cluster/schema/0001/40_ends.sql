@@ -175,14 +175,25 @@ CREATE FUNCTION finish_1(p_tenure int, p_ids text[], p_claims bigint[], p_kinds 
   p_afters bigint[], p_retries bigint[], p_patience bigint[], p_clears text[], p_keeps bool[])
 RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE u record; v live; l lane; worker_ text; s site;
+DECLARE u record; v live; l lane; worker_ text; s site; slow bool;
 BEGIN
   PERFORM lock_keys(p_ids);
-  -- Most ends concern nobody else: all of them in one statement.
+  SELECT bool_or(e.kind <> 0 OR x.key IS NOT NULL OR x.held IS NOT NULL OR x.held_class IS NOT NULL
+    OR e.clears IS NOT NULL OR e.keeps OR x.id LIKE '@%' OR EXISTS (
+      SELECT FROM lane y JOIN site z ON z.target = y.target
+      WHERE y.lane = x.lane AND y.target <> '')) INTO slow
+  FROM unnest(p_ids, p_kinds, p_clears, p_keeps) AS e(id, kind, clears, keeps)
+  JOIN live x ON x.id = e.id;
+  IF slow THEN
+    PERFORM FROM live x
+    WHERE x.id = ANY (p_ids) AND x.state = 1 AND x.tenure = p_tenure ORDER BY x.id FOR UPDATE;
+  END IF;
+  -- Most ends concern nobody else: all of them in one statement, in the order of their ids.
   RETURN QUERY
   WITH gone AS (
-    DELETE FROM live x USING unnest(p_ids, p_claims, p_kinds, p_values, p_runs, p_clears, p_keeps)
-      AS e(id, claim, kind, value, run_ns, clears, keeps)
+    DELETE FROM live x USING (
+      SELECT * FROM unnest(p_ids, p_claims, p_kinds, p_values, p_runs, p_clears, p_keeps)
+        AS e(id, claim, kind, value, run_ns, clears, keeps) ORDER BY e.id) e
     WHERE x.id = e.id AND x.state = 1 AND x.tenure = p_tenure AND x.claim = e.claim
       AND e.kind = 0 AND x.key IS NULL AND e.clears IS NULL AND e.keeps IS NOT TRUE
       AND x.held IS NULL AND x.id NOT LIKE '@%'
@@ -200,8 +211,7 @@ BEGIN
       g.opts, g.failures
     FROM gone g JOIN lane y ON y.lane = g.lane)
   SELECT g.id, g.waiter, 4::smallint, NULL::int, NULL::text, g.held_class FROM gone g;
-  PERFORM FROM live x
-  WHERE x.id = ANY (p_ids) AND x.state = 1 AND x.tenure = p_tenure ORDER BY x.id FOR UPDATE;
+  IF slow IS NOT TRUE THEN RETURN; END IF;
   -- The others one by one, in the order of their sites, which they may have to lock.
   FOR u IN
     SELECT e.* FROM unnest(p_ids, p_claims, p_kinds, p_values, p_runs, p_failures, p_errors,

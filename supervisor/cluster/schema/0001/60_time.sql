@@ -24,19 +24,26 @@ CREATE FUNCTION queue(p_ids text[]) RETURNS int LANGUAGE sql AS $$
 -- Raise tasks to the level of the most urgent one that waits for them. Their pools are locked.
 CREATE FUNCTION hasten(p_ids text[]) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE v live; l lane; level_ smallint; to_ int;
+DECLARE v record;
 BEGIN
-  FOR v IN SELECT * FROM live x WHERE x.id = ANY (p_ids) ORDER BY x.id FOR UPDATE LOOP
-    SELECT * INTO l FROM lane x WHERE x.lane = v.lane;
-    SELECT min(x.priority) INTO level_ FROM live x WHERE x.key = v.key;
-    CONTINUE WHEN level_ IS NULL OR level_ >= l.level;
-    INSERT INTO lane (pool, level, target, class, on_open)
-    VALUES (l.pool, level_, l.target, l.class, l.on_open) ON CONFLICT DO NOTHING;
+  IF p_ids IS NULL THEN RETURN; END IF;
+  -- Lanes first, then tasks: as the lock order says.
+  INSERT INTO lane (pool, level, target, class, on_open)
+  SELECT DISTINCT l.pool, m.level, l.target, l.class, l.on_open FROM live v
+  JOIN lane l ON l.lane = v.lane, LATERAL (
+    SELECT min(x.priority) AS level FROM live x WHERE x.key = v.key) m
+  WHERE v.id = ANY (p_ids) AND m.level < l.level ORDER BY 1, 2, 3, 4, 5 ON CONFLICT DO NOTHING;
+  FOR v IN
+    SELECT v.id, v.seq, n.lane FROM live v JOIN lane l ON l.lane = v.lane CROSS JOIN LATERAL (
+      SELECT min(x.priority) AS level FROM live x WHERE x.key = v.key) m
+    JOIN lane n ON n.pool = l.pool AND n.level = m.level AND n.target = l.target
+      AND n.class = l.class AND n.on_open = l.on_open
+    WHERE v.id = ANY (p_ids) AND m.level < l.level ORDER BY v.id
+  LOOP
+    UPDATE live x SET lane = v.lane WHERE x.id = v.id;
     UPDATE lane x SET head = least(x.head, v.seq - 1),
       state = CASE x.state WHEN 'e' THEN 'r' ELSE x.state END
-    WHERE x.pool = l.pool AND x.level = level_ AND x.target = l.target AND x.class = l.class
-      AND x.on_open = l.on_open RETURNING x.lane INTO to_;
-    UPDATE live x SET lane = to_ WHERE x.id = v.id;
+    WHERE x.lane = v.lane;
   END LOOP;
 END $$;
 
@@ -207,7 +214,7 @@ BEGIN
 END $$;
 
 -- Lanes that nobody has woken: who should have died first.
-CREATE FUNCTION repair() RETURNS SETOF told LANGUAGE plpgsql AS $$
+CREATE FUNCTION repair() RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE lanes int[]; pools int[];
 BEGIN
@@ -233,7 +240,13 @@ BEGIN
     WHERE x.lane = ANY (lanes);
     PERFORM notify_pools(pools);
   END IF;
-  -- Tasks that do not wait, at sites that are shut.
+END $$;
+
+-- Tasks that do not wait, at sites that are shut.
+CREATE FUNCTION shut() RETURNS SETOF told LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE lanes int[]; pools int[];
+BEGIN
   SELECT array_agg(l.lane), array_agg(DISTINCT l.pool) INTO lanes, pools
   FROM site s JOIN lane l ON l.target = s.target
   WHERE is_shut(s, clock()) AND on_open_of(l) <> 'wait'
@@ -279,7 +292,8 @@ BEGIN
   IF p_part = 'expire' THEN RETURN QUERY SELECT * FROM expire();
   ELSIF p_part = 'pay' THEN RETURN QUERY SELECT * FROM pay();
   ELSIF p_part = 'ready' THEN RETURN NEXT (NULL, 0, 0, ready(), NULL, NULL)::told;
-  ELSIF p_part = 'repair' THEN RETURN QUERY SELECT * FROM repair();
+  ELSIF p_part = 'repair' THEN PERFORM repair();
+  ELSIF p_part = 'shut' THEN RETURN QUERY SELECT * FROM shut();
   ELSIF p_part = 'tidy' THEN PERFORM tidy();
   ELSE RAISE EXCEPTION 'there is no part %', p_part USING ERRCODE = '22023';
   END IF;

@@ -35,9 +35,10 @@ CREATE FUNCTION tasks_seen(p_ids text[], p_bodies bool) RETURNS SETOF seen LANGU
   SELECT v.id, v.name, v.state, v.priority, l.target, v.attempt, v.crashes,
     coalesce((SELECT n.name FROM node n WHERE v.state = 1 AND n.tenure = v.tenure), ''),
     extract(epoch FROM v.submitted_at)::float8, 0::float8, 0::bigint, NULL::bytea, ''::bytea,
-    '-'::"char", coalesce(v.fraction, 0), coalesce(v.progress, ''),
+    '-'::"char", coalesce(w.fraction, v.fraction, 0), coalesce(w.progress, v.progress, ''),
     CASE WHEN p_bodies THEN v.args ELSE '' END, f.a, f.b, f.c, f.d
-  FROM live v JOIN lane l ON l.lane = v.lane, LATERAL (
+  FROM live v JOIN lane l ON l.lane = v.lane
+  LEFT JOIN key k ON k.key = v.key AND v.state = 3 LEFT JOIN live w ON w.id = k.leader, LATERAL (
     SELECT array_agg(x.attempt), array_agg(extract(epoch FROM x.at)::float8), array_agg(x.worker),
       array_agg(x.failure) FROM unnest(v.failures) x) f(a, b, c, d)
   WHERE v.id = ANY (p_ids)
