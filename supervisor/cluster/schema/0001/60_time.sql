@@ -116,11 +116,11 @@ BEGIN
         WHERE z.n <= cardinality(p_classes)) y) w
     WHERE x.lane = w.lane;
   END IF;
+  PERFORM hasten(p_hasten);
   IF p_known IS NOT NULL AND p_waiter <> 0 THEN
     UPDATE live v SET waiter = p_waiter
     WHERE v.id = ANY (p_known) AND v.waiter = 0 AND (mine IS NULL OR v.owner = mine);
   END IF;
-  PERFORM hasten(p_hasten);
   PERFORM queue(p_ready);
   FOR t IN SELECT * FROM end_impatient(lanes || (
     SELECT array_agg(v.lane) FROM live v WHERE v.id = ANY (p_ready))) LOOP
