@@ -30,6 +30,8 @@ DEBIAN_NODE := nodejs npm
 DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db curl sqlite3
 # To compare how musterd and curl treat answers that break HTTP.
 DEBIAN_CURL := curl
+# For tests/cluster, which start servers of their own. Debian's is not started (see debian-postgres).
+DEBIAN_POSTGRES := postgresql
 # The other packages that a Debian in a folder needs to install and test musterd.
 DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
@@ -67,10 +69,10 @@ run: $(VENV)/.base
 # Twice as many tests as processors run at a time, because most tests wait for processes. The slowest
 # folders come first. tests/system boots machines, which needs root; else it is skipped. No test is run
 # twice to make it pass. SHUFFLE=1: in random order, whose seed is printed.
-TESTS ?= tests/system tests/browser tests/chaos tests/integration tests/sim tests/unit
+TESTS ?= tests/system tests/browser tests/chaos tests/integration tests/cluster tests/sim tests/unit
 JOBS ?= $(shell expr 2 '*' $$(nproc))
 SPREAD = -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(SHUFFLE),-p randomly)
-test-setup: $(VENV)/.dev $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tests | debian-curl
+test-setup: $(VENV)/.dev $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tests | debian-curl debian-postgres
 	@[ "$$(id -u)" != 0 ] || $(MAKE) --no-print-directory debian-system
 
 test: test-setup
@@ -204,7 +206,7 @@ $(VENV)/bin/python:
 	@echo "creating $(VENV) from $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV)
 
-.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system debian-node debian-debootstrap debian-curl
+.PHONY: debian-base debian-build debian-browser debian-shell debian-redis debian-system debian-node debian-debootstrap debian-curl debian-postgres
 debian-base:
 	$(call debian,$(DEBIAN_BASE))
 debian-build:
@@ -221,6 +223,13 @@ debian-node:
 	$(call debian,$(DEBIAN_NODE))
 debian-curl:
 	$(call debian,$(DEBIAN_CURL))
+# A server that Debian would make and start when the package is installed is not wanted.
+CREATE_CLUSTER := /etc/postgresql-common/createcluster.conf
+debian-postgres:
+	@! command -v apt-get >/dev/null || ls /usr/lib/postgresql/*/bin/postgres >/dev/null 2>&1 || [ -e $(CREATE_CLUSTER) ] || { \
+	root=; [ "$$(id -u)" = 0 ] || root=sudo; $$root mkdir -p $(dir $(CREATE_CLUSTER)) && \
+	echo "create_main_cluster = false" | $$root tee $(CREATE_CLUSTER) >/dev/null; }
+	$(call debian,$(DEBIAN_POSTGRES))
 debian-debootstrap:
 	$(call debian,debootstrap)
 
@@ -279,5 +288,5 @@ $(VENV)/.browser: $(VENV)/.base | debian-browser
 
 $(VENV)/.dev: $(VENV)/.browser | debian-build
 	@echo "installing what the tests need"
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[alerts,browser,systemd,yaml,web,dev]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[alerts,browser,cluster,systemd,yaml,web,dev]'
 	@touch $@

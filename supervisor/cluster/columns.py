@@ -1,0 +1,136 @@
+"""Tasks and ends as columns: what the functions of the schema take, one list for each argument.
+
+A column in which every task has what a submit leaves out is None, and takes nothing on the wire.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from msgspec import msgpack
+
+from musterd.ipc.wire.messages import NORMAL, NOT_GIVEN, TaskSpec
+from musterd.supervisor.cluster.engine import End
+
+T = TypeVar("T")
+Column = tuple[Callable[[T], Any], Any]  # how to get it, and what is left out
+
+ERROR_CHARS_MAX = 1000  # of the error that people look for; the failure itself has all of it
+KINDS = {"succeeded": 0, "failed": 1, "untouched": 2, "interrupted": 3, "crashed": 4}
+BIGINT_MAX = 2**63
+INT_MAX = 2**31
+
+# The arguments of the functions that the engine calls.
+SIGNATURES = {
+    "apply_1": "bytea int",
+    "beat_1": "int",
+    "begun_1": "int text[] bigint[]",
+    "breaker_1": "text text",
+    "cancel_1": "text[]",
+    "changes_1": "bigint",
+    "claim_1": "int text[] int[] text[]",
+    "counts_1": "",
+    "drain_1": "text bool",
+    "due_1": "",
+    "ended_1": "bigint text",
+    "find_1": "text text smallint[] text text text int",
+    "finish_1": "int text[] bigint[] smallint[] bytea[] bigint[] bytea[] text[] bool[] bigint[] "
+    "bigint[] bigint[] text[] bool[]",
+    "forget_1": "text",
+    "invalidate_1": "text bool",
+    "join_1": "text text bigint text bytea text[] int[] bigint[] int[] bigint[] bigint[] text[] "
+    "text[] bigint[] bigint[]",
+    "leave_1": "int",
+    "lock_release_1": "text bigint",
+    "lock_take_1": "text text bigint bigint",
+    "look_up_1": "text[]",
+    "nodes_1": "",
+    "policy_1": "",
+    "progress_1": "int text[] real[] text[]",
+    "purge_1": "text text smallint[] text text text",
+    "reap_1": "",
+    "rejoin_1": "int text[] bigint[]",
+    "retain_1": "bigint",
+    "retry_1": "text",
+    "settle_1": "text int bigint bigint bytea text",
+    "sites_1": "",
+    "state_load_1": "text",
+    "state_save_1": "text bytea bigint",
+    "statistics_1": "",
+    "submit_1": "text[] text[] bytea[] smallint[] text[] text[] bigint[] int[] bigint[] bigint[] "
+    "bigint[] bigint[] bytea[] text[] text[] text[] bigint bool",
+    "tick_1": "text",
+    "view_1": "text",
+    "wake_1": "int[] bigint text[] text[] text[] text[] text[] bigint bigint[]",
+}
+
+_pack = msgpack.Encoder().encode
+
+SPEC_COLUMNS: tuple[Column[TaskSpec], ...] = (
+    (lambda s: s.id, ...),
+    (lambda s: s.name, ...),
+    (lambda s: s.args, ...),
+    (lambda s: s.priority, NORMAL),
+    (lambda s: s.target, ""),
+    (lambda s: s.key, ""),
+    (lambda s: s.timeout_ns, 0),
+    (lambda s: s.max_retries, NOT_GIVEN),
+    (lambda s: s.delay_ns, 0),
+    (lambda s: s.expires_ns, 0),
+    (lambda s: s.cache_ns, 0),
+    (lambda s: s.debounce_ns, 0),
+    (lambda s: s.fallback, None),
+    (lambda s: s.fallback_on, ""),
+    (lambda s: s.policy, ""),
+    (lambda s: s.on_open, ""),
+)
+
+
+def _error(end: End) -> str | None:
+    """Return the failure in one line that PostgreSQL can keep: no NUL, and not too long."""
+    failure = end.failure
+    if failure is None:
+        return None
+    line = f"{failure.type or failure.kind}: {failure.message}"
+    return line[:ERROR_CHARS_MAX].replace("\0", "")
+
+
+END_COLUMNS: tuple[Column[End], ...] = (
+    (lambda e: e.id, ...),
+    (lambda e: e.claim, ...),
+    (lambda e: KINDS[e.kind], ...),
+    (lambda e: e.value, b""),
+    (lambda e: e.run_ns, ...),
+    (lambda e: _pack(e.failure) if e.failure is not None else None, None),
+    (_error, None),
+    (lambda e: e.failure is not None and e.failure.unwell, ...),
+    (lambda e: e.failure.retry_after_ns if e.failure is not None else 0, ...),
+    (lambda e: e.retry_ns, ...),
+    (lambda e: e.patience_ns, ...),
+    (lambda e: e.clears, ""),
+    (lambda e: e.keeps, False),
+)
+
+
+def columns(of: Sequence[Column[T]], rows: Sequence[T]) -> list[list[Any] | None]:
+    """Return a list for each column, with None where a row leaves it out; None for an empty one."""
+    lists: list[list[Any] | None] = []
+    for get, left_out in of:
+        values = [get(row) for row in rows]
+        if left_out is not ...:
+            values = [None if value == left_out else value for value in values]
+            if not any(value is not None for value in values):
+                lists.append(None)
+                continue
+        lists.append(values)
+    return lists
+
+
+def unsendable(spec: TaskSpec) -> str:
+    """Say why a task cannot even be sent to PostgreSQL, or ""; its functions check the rest."""
+    texts = (spec.id, spec.name, spec.target, spec.key, spec.policy, spec.on_open, spec.fallback_on)
+    if any("\0" in text for text in texts):
+        return "a name, target or key has a NUL character"
+    numbers = (spec.timeout_ns, spec.delay_ns, spec.expires_ns, spec.cache_ns, spec.debounce_ns)
+    if any(abs(number) >= BIGINT_MAX for number in numbers) or abs(spec.max_retries) >= INT_MAX:
+        return "a number is out of bounds"
+    return ""

@@ -1,0 +1,405 @@
+"""The contract of an engine: everything that nodes decide together.
+
+    QUEUED ──claim──► CLAIMED ──finish──► (ended: succeeded, failed, cancelled, expired)
+      ▲  ▲               │
+      │  └─wake─ WAITING ◄┘ a retry, given back, its node was lost; also: delayed by its submit
+      │
+    JOINED ─ its leader ended without a result
+
+Each method is one transaction. EngineAway means that nobody knows whether it happened: every method
+may be called again. What makes that safe: ids are made by clients, and an end is fenced by (tenure,
+claim).
+
+A *tenure* is one life of a node: from `join` until it leaves, is reaped, or joins again. A *claim*
+is a random number that is never used again; the tasks of one call share it. A node whose tenure is
+over gets Fenced, and whatever it finishes does not count.
+
+Only the engine's clock counts. Durations cross this border, instants do not; the instants of
+schedules are wall-clock time of the engine.
+
+What an attempt means for the task is said by the node that ran it (`End`), which knows the policy
+and the task's declaration: a result, a retry after a pause, an interruption. What that means for
+others (site, key, budget, queue) is decided here.
+"""
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from msgspec import Struct
+
+from musterd.ipc.errors import MusterdError
+from musterd.ipc.resilience.policy import SECOND_NS, BreakerPolicy, RetryPolicy
+from musterd.ipc.wire.messages import (
+    NOT_GIVEN,
+    Failure,
+    Outcome,
+    Rejection,
+    TaskDeclaration,
+    TaskSpec,
+    TaskView,
+)
+from musterd.supervisor.core.model.policy import CachePolicy, GatePolicy, TargetPolicy
+
+BATCH_MAX = 1000  # tasks in one call; around 100 is fastest
+INTERRUPTIONS_MAX = 20  # shutdowns and recycles that one task may survive: no task runs for ever
+JOINED_MAX = 1000  # tasks that wait for one key: all of them end in one transaction
+AGING_TURN = 16  # at most one grant of this many goes to an aged task of a lower level
+HISTORY_MAX = 10  # failed attempts that a task remembers
+GOOD_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # a site that was shut for longer has changed
+QUEUE_FULL_RETRY_NS = SECOND_NS  # how full a queue is, is counted once a second
+PROGRESS_GAP_NS = SECOND_NS  # between two reports of one task
+
+
+class EngineError(MusterdError):
+    """Root of what an engine refuses."""
+
+
+class EngineAway(EngineError):
+    """The engine did not answer: whether the call took effect is not known. Call it again."""
+
+
+class EngineRefused(EngineError):
+    """The database cannot be used as it is; the message says why, and what to do about it."""
+
+
+class Fenced(EngineError):
+    """The tenure is over: the node was reaped, forgotten or replaced. Join again."""
+
+
+class NameTaken(EngineError):
+    """Another live node has this name."""
+
+
+class PolicyChanged(EngineError):
+    """Somebody else applied a policy meanwhile: look at it first."""
+
+
+# -- nodes ------------------------------------------------------------------------------------
+
+
+class PoolCard(Struct, frozen=True):
+    """What a node says about one of its pools."""
+
+    name: str
+    places: int  # tasks that it runs at once here
+    tasks: tuple[TaskDeclaration, ...] = ()
+    queue_size: int = 10_000
+    aging_ns: int = 60 * SECOND_NS
+    max_crashes: int = 3
+    cache_ns: int = 30 * SECOND_NS
+    debounce_ns: int = SECOND_NS // 2
+    redact: tuple[str, ...] = ()  # arguments that must be references to secrets
+
+
+class NodeCard(Struct, frozen=True):
+    identity: str  # random, kept in the node's state_dir
+    name: str
+    lease_ns: int = 30 * SECOND_NS
+    software: str = ""
+    pools: tuple[PoolCard, ...] = ()
+
+
+class Joined(Struct, frozen=True):
+    tenure: int
+    epoch: str  # one life of the server: after another, claims must be registered again
+    policy: int  # version of the applied policy, 0 for none
+
+
+class Orders(Struct, frozen=True):
+    """What a heartbeat brings back."""
+
+    epoch: str
+    policy: int
+    draining: bool = False
+    cancel: tuple[str, ...] = ()  # ids of claimed tasks that somebody cancelled
+
+
+class NodeView(Struct, frozen=True):
+    identity: str
+    name: str
+    tenure: int  # 0: it has left, or was reaped
+    alive: bool
+    draining: bool
+    claims: int
+    beat_age_ns: int
+    software: str
+    pools: tuple[PoolCard, ...]
+
+
+class Reaped(Struct, frozen=True):
+    name: str
+    tenure: int
+    claims: int  # that went back
+
+
+# -- tasks ------------------------------------------------------------------------------------
+
+
+class Verdict(Struct, frozen=True):
+    """What became of one submitted task."""
+
+    id: str
+    state: Literal["accepted", "joined", "answered", "known", "rejected"]
+    outcome: Outcome | None = None  # of one that was answered from memory
+    rejection: Rejection | None = None
+
+
+class Want(Struct, frozen=True):
+    """Free places of a node in one pool. `names`: the tasks that its code has."""
+
+    pool: str
+    count: int
+    names: tuple[str, ...]
+
+
+class Grant(Struct, frozen=True):
+    """One attempt of one task, for one node."""
+
+    spec: TaskSpec
+    claim: int
+    attempt: int  # 1 for the first
+    crashes: int = 0
+    interruptions: int = 0
+    policy: str = ""  # its resilience class: that of the submit, else of its target
+    probe: bool = False  # it probes a half-open site
+    expires_in_ns: int = 0  # 0: never
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+
+class Held(Struct, frozen=True):
+    """A claim that a node has."""
+
+    id: str
+    claim: int
+
+
+EndKind = Literal["succeeded", "failed", "untouched", "interrupted", "crashed"]
+
+
+class End(Struct, frozen=True):
+    """How an attempt ended. A failure with `retry_ns` is tried again after that time."""
+
+    id: str
+    claim: int
+    kind: EndKind
+    value: bytes = b""
+    failure: Failure | None = None
+    run_ns: int = 0
+    retry_ns: int = NOT_GIVEN
+    patience_ns: int = 0  # how long the retry may wait for its site's budget
+    clears: str = ""  # key of the state that a success makes obsolete
+    keeps: bool = False  # a success is remembered as the last good result of its key
+
+
+class Told(Struct, frozen=True):
+    """An end that counted, and who waits for it. `state` is "" if the task is alive."""
+
+    id: str
+    waiter: int
+    state: str
+
+
+class Ended(Struct, frozen=True):
+    """Ids that ended since the call before; `after` is for the next call."""
+
+    ids: tuple[str, ...]
+    after: str
+
+
+class TaskFilter(Struct, frozen=True):
+    pool: str = ""
+    target: str = ""
+    state: str = ""  # queued, waiting, running, or a final state; "": any
+    error: str = ""  # part of the last error
+    key: str = ""
+    schedule: str = ""
+    limit: int = 100
+
+
+class Count(Struct, frozen=True):
+    pool: str
+    level: int
+    state: str
+    tasks: int
+
+
+class Ticked(Struct, frozen=True):
+    """What time has brought: numbers of tasks."""
+
+    ready: int = 0
+    expired: int = 0
+    given_up: int = 0  # retries that their site's budget never paid for
+
+
+# -- what all share ---------------------------------------------------------------------------
+
+
+class ScheduleCard(Struct, frozen=True):
+    """A schedule of the cluster. The engine keeps `plan` for the nodes, and does not read it."""
+
+    name: str
+    plan: bytes = b""
+    notify: bool = False  # note when the result has changed
+
+
+class ClusterPolicy(Struct, frozen=True):
+    """What must be one for all nodes."""
+
+    retry: RetryPolicy = RetryPolicy()
+    breaker: BreakerPolicy = BreakerPolicy()
+    classes: dict[str, GatePolicy] = {}
+    class_breakers: dict[str, BreakerPolicy] = {}
+    targets: dict[str, TargetPolicy] = {}
+    target: TargetPolicy = TargetPolicy()  # of targets without a policy of their own
+    cache: CachePolicy = CachePolicy()
+    schedules: tuple[ScheduleCard, ...] = ()
+
+
+class PolicyView(Struct, frozen=True):
+    version: int
+    policy: ClusterPolicy
+
+
+class SiteView(Struct, frozen=True):
+    """A site that has limits, or a breaker that is not as new."""
+
+    target: str
+    breaker: str
+    open_for_ns: int = 0
+    failures: int = 0
+    inside: int = 0  # claims that hold a place
+
+
+class DueSchedule(Struct, frozen=True):
+    """A schedule whose next instant has come. `turn` fences the answer."""
+
+    name: str
+    plan: bytes
+    turn: int
+    last_ns: int  # all instants up to this one are settled; 0: none yet
+    now_ns: int  # wall-clock time of the engine
+    memory: bytes
+    alive: str  # id of the newest run, if that has not ended
+
+
+class LockView(Struct, frozen=True):
+    taken: bool
+    holder: str = ""  # who has it, if it was not taken
+
+
+class ChangeNote(Struct, frozen=True):
+    """A run of a schedule returned another result than the run before."""
+
+    number: int
+    schedule: str
+    task: str
+    digest: str
+
+
+class ProgressMark(Struct, frozen=True):
+    id: str
+    fraction: float
+    text: str
+
+
+class Statistics(Struct, frozen=True):
+    """What `musterd_cluster_*` shows."""
+
+    oldest_snapshot_ns: int
+    dead_tuples: int
+    live_bytes: int
+    counts: tuple[Count, ...]
+
+
+class Engine(Protocol):
+    # -- nodes
+    def join(self, card: NodeCard) -> Joined:
+        """Begin a tenure; the claims of this identity's last one go back at once."""
+
+    def rejoin(self, tenure: int, running: Sequence[Held]) -> list[str]:
+        """Register running claims after a restart of the server; return the ids that are lost.
+
+        After a restart nothing is granted to anybody before each live node has done this.
+        """
+
+    def beat(self, tenure: int) -> Orders: ...
+    def leave(self, tenure: int) -> None: ...
+    def reap(self) -> list[Reaped]:
+        """Take back the claims of nodes whose lease is over."""
+
+    def nodes(self) -> list[NodeView]: ...
+    def drain(self, name: str, *, draining: bool) -> bool:
+        """Grant nothing more to a node, or again; return whether there is one of that name."""
+
+    def forget(self, name: str) -> bool:
+        """End a node's tenure, and forget what it declared."""
+
+    # -- tasks
+    def submit(
+        self, tasks: Sequence[TaskSpec], *, waiter: int = 0, resend: bool = False
+    ) -> list[Verdict]: ...
+    def claim(self, tenure: int, wants: Sequence[Want]) -> list[Grant]: ...
+    def begun(self, tenure: int, claims: Sequence[Held]) -> None:
+        """Note that these run: if their node is lost, that is a crash of theirs."""
+
+    def finish(self, tenure: int, ends: Sequence[End]) -> list[Told]:
+        """End attempts; what is not in the answer did not count."""
+
+    def ended(self, waiter: int, after: str = "") -> Ended: ...
+    def look_up(self, ids: Sequence[str]) -> list[Outcome]: ...
+    def cancel(self, ids: Sequence[str]) -> list[str]:
+        """Cancel tasks; return those that were alive."""
+
+    def retry(self, ids: Sequence[str]) -> list[Rejection]:
+        """Run tasks again that ended without success; return those that cannot."""
+
+    def purge(self, which: TaskFilter) -> int:
+        """Forget ended tasks; return how many."""
+
+    def view(self, id_: str) -> TaskView | None: ...
+    def find(self, which: TaskFilter) -> list[TaskView]: ...
+    def counts(self) -> list[Count]: ...
+    def invalidate(self, key: str, *, prefix: bool = False) -> None: ...
+    def tick(self) -> Ticked:
+        """Do what time asks for: retries and delays that are due, expiries, waits that end."""
+
+    # -- sites and policy
+    def policy(self) -> PolicyView: ...
+    def apply(self, policy: ClusterPolicy, former: int) -> int:
+        """Apply a policy after version `former`; return the new version."""
+
+    def sites(self) -> list[SiteView]: ...
+    def breaker(
+        self, target: str, command: Literal["open", "close", "disable", "reset"]
+    ) -> None: ...
+
+    # -- handlers
+    def state_load(self, key: str) -> bytes | None: ...
+    def state_save(self, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None: ...
+    def lock_take(self, name: str, holder: str, token: int, lease_ns: int) -> LockView:
+        """Take a lock for a time, or take it longer; the token says who it is."""
+
+    def lock_release(self, name: str, token: int) -> None: ...
+    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> None: ...
+
+    # -- schedules
+    def due(self) -> list[DueSchedule]: ...
+    def settle(
+        self,
+        due: DueSchedule,
+        tasks: Sequence[TaskSpec],
+        *,
+        last_ns: int,
+        next_ns: int | None,
+        memory: bytes,
+    ) -> bool:
+        """Submit the runs of a due schedule and move on to its next instant.
+
+        False, and nothing happened, if another node was first.
+        """
+
+    def changes(self, after: int = 0) -> list[ChangeNote]: ...
+    def statistics(self) -> Statistics: ...

@@ -1,0 +1,458 @@
+"""The engine in memory: the contract as plain code, for tests and the simulation.
+
+It is pure: the clock and the random generator are handed in. It is what the engine on PostgreSQL is
+compared with, so it is written to be read, not to be fast: a claim sorts what is queued.
+"""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+from msgspec import structs
+
+from musterd.ipc.wire.messages import (
+    HIGH,
+    LOW,
+    QUEUED,
+    RUNNING,
+    WAITING,
+    Outcome,
+    TaskSpec,
+    TaskView,
+)
+from musterd.supervisor.cluster.engine import (
+    AGING_TURN,
+    PROGRESS_GAP_NS,
+    ChangeNote,
+    ClusterPolicy,
+    Count,
+    DueSchedule,
+    End,
+    Ended,
+    Fenced,
+    Grant,
+    Held,
+    Joined,
+    LockView,
+    NameTaken,
+    NodeCard,
+    NodeView,
+    Orders,
+    PolicyChanged,
+    PolicyView,
+    ProgressMark,
+    Reaped,
+    ScheduleCard,
+    SiteView,
+    Statistics,
+    TaskFilter,
+    Told,
+    Want,
+)
+from musterd.supervisor.cluster.model_ends import Ends
+from musterd.supervisor.cluster.model_records import (
+    JOINED,
+    LaneKey,
+    Lock,
+    Node,
+    Pool,
+    Schedule,
+    Task,
+)
+
+
+class ModelEngine(Ends):
+    def __init__(self, clock: Callable[[], int], rng: Random, *, wall_ns: int = 0) -> None:
+        super().__init__(clock, rng, wall_ns)
+        self._tenure = 0
+        self._version = 0
+        self._epoch = 1
+        self._lanes: dict[LaneKey, int] = {}  # numbers: their order is the ring
+        self._cursor: dict[tuple[str, int], int] = {}
+        self._progress_ns: dict[str, int] = {}
+
+    # -- nodes --------------------------------------------------------------------------------
+
+    def join(self, card: NodeCard) -> Joined:
+        now_ns = self.clock()
+        for other in self.board.nodes.values():
+            same = other.card.name == card.name and other.card.identity != card.identity
+            if same and self._alive(other):
+                raise NameTaken(f"another node named '{card.name}' is alive")
+        former = self.board.nodes.get(card.identity)
+        if former is not None and former.tenure:
+            self._end_tenure(former)
+        self._tenure += 1
+        draining = former.draining if former is not None else False
+        node = Node(card, self._tenure, now_ns, str(self._epoch), draining)
+        self.board.nodes[card.identity] = node
+        for pool in card.pools:
+            known = self.board.pools.setdefault(pool.name, Pool(pool))
+            known.card = pool
+        return Joined(self._tenure, str(self._epoch), self._version)
+
+    def _alive(self, node: Node) -> bool:
+        return bool(node.tenure) and self.clock() < node.beat_ns + node.card.lease_ns
+
+    def _node(self, tenure: int) -> Node:
+        node = self.board.of(tenure) if tenure else None
+        if node is None:
+            raise Fenced(f"tenure {tenure} is over")
+        return node
+
+    def restart(self, *, lost: Sequence[str] = ()) -> None:
+        """Be a server that crashed: a new epoch, and these tasks' claims are forgotten."""
+        self._epoch += 1
+        for id_ in lost:
+            task = self.board.live[id_]
+            task.state, task.tenure, task.claim = QUEUED, 0, 0
+            task.attempt -= 1
+
+    def rejoin(self, tenure: int, running: Sequence[Held]) -> list[str]:
+        node = self._node(tenure)
+        node.beat_ns, node.epoch = self.clock(), str(self._epoch)
+        lost = []
+        for held in running:
+            task = self.board.live.get(held.id)
+            if task is not None and task.state == QUEUED:
+                task.state, task.tenure, task.claim = RUNNING, tenure, held.claim
+                task.attempt += 1
+                task.begun = task.ran = True
+            elif task is None or (task.tenure, task.claim) != (tenure, held.claim):
+                lost.append(held.id)
+        return lost
+
+    def beat(self, tenure: int) -> Orders:
+        node = self._node(tenure)
+        node.beat_ns = self.clock()
+        cancel = tuple(t.spec.id for t in self.board.claimed() if t.tenure == tenure and t.cancel)
+        return Orders(str(self._epoch), self._version, node.draining, cancel)
+
+    def leave(self, tenure: int) -> None:
+        node = self.board.of(tenure) if tenure else None
+        if node is not None:
+            self._end_tenure(node)
+
+    def reap(self) -> list[Reaped]:
+        reaped = []
+        for node in list(self.board.nodes.values()):
+            if node.tenure and not self._alive(node):
+                tenure = node.tenure
+                reaped.append(Reaped(node.card.name, tenure, self._end_tenure(node)))
+        return reaped
+
+    def _end_tenure(self, node: Node) -> int:
+        claims = [task for task in self.board.claimed() if task.tenure == node.tenure]
+        node.tenure = 0
+        for task in claims:
+            self.node_lost(task)
+        return len(claims)
+
+    def nodes(self) -> list[NodeView]:
+        now_ns = self.clock()
+        return [
+            NodeView(
+                node.card.identity,
+                node.card.name,
+                node.tenure,
+                self._alive(node),
+                node.draining,
+                sum(task.tenure == node.tenure for task in self.board.claimed()),
+                now_ns - node.beat_ns,
+                node.card.software,
+                node.card.pools,
+            )
+            for node in sorted(self.board.nodes.values(), key=lambda each: each.card.name)
+        ]
+
+    def drain(self, name: str, *, draining: bool) -> bool:
+        found = [node for node in self.board.nodes.values() if node.card.name == name]
+        for node in found:
+            node.draining = draining
+        return bool(found)
+
+    def forget(self, name: str) -> bool:
+        found = [each for each in self.board.nodes.values() if each.card.name == name]
+        for node in found:
+            if node.tenure:
+                self._end_tenure(node)
+            del self.board.nodes[node.card.identity]
+        return bool(found)
+
+    # -- claims -------------------------------------------------------------------------------
+
+    def claim(self, tenure: int, wants: Sequence[Want]) -> list[Grant]:
+        node = self._node(tenure)
+        epochs = {each.epoch for each in self.board.nodes.values() if self._alive(each)}
+        if node.draining or epochs - {str(self._epoch)}:
+            return []
+        held = (tenure, self.rng.getrandbits(62) + 1)
+        granted: list[Task] = []
+        for want in wants:
+            pool = self.board.pools.get(want.pool)
+            if pool is None:
+                continue
+            left = want.count
+            aged = (pool.grants % AGING_TURN + left) // AGING_TURN
+            for level in range(LOW, HIGH - 1, -1):
+                if aged <= 0:
+                    break
+                older_ns = self.clock() - pool.card.aging_ns
+                taken = self._take(held, want, level, aged, older_ns)
+                granted += taken
+                aged, left = aged - len(taken), left - len(taken)
+            for level in range(LOW + 1):
+                taken = self._take(held, want, level, left, None)
+                granted += taken
+                left -= len(taken)
+            pool.grants += want.count - left
+        return [self._grant(task) for task in granted]
+
+    def _take(
+        self, held: tuple[int, int], want: Want, level: int, wanted: int, older_ns: int | None
+    ) -> list[Task]:
+        """Take tasks of one level, lane after lane from where the ring stands."""
+        taken: list[Task] = []
+        while len(taken) < wanted:
+            lanes = self._ring(want, level, older_ns)
+            before = len(taken)
+            share = max(1, (wanted - len(taken)) // max(1, len(lanes)))
+            for number, tasks in lanes:
+                for task in tasks[: min(share, wanted - len(taken))]:
+                    if not self._admits(task):
+                        break
+                    self._begin(task, held)
+                    taken.append(task)
+                    self._cursor[want.pool, level] = number
+            if len(taken) == before:
+                break
+        return taken
+
+    def _ring(self, want: Want, level: int, older_ns: int | None) -> list[tuple[int, list[Task]]]:
+        """Return the lanes with something for this node, the one whose turn it is first."""
+        now_ns = self.clock()
+        lanes: dict[int, list[Task]] = {}
+        for task in sorted(self.board.queued(want.pool), key=lambda each: each.seq):
+            number = self._lanes.setdefault(task.lane, len(self._lanes) + 1)
+            if task.level != level or task.spec.name not in want.names:
+                continue
+            if task.expires_ns and task.expires_ns <= now_ns:
+                continue
+            if older_ns is None or task.queued_ns <= older_ns:
+                lanes.setdefault(number, []).append(task)
+        cursor = self._cursor.get((want.pool, level), 0)
+        return sorted(lanes.items(), key=lambda lane: (lane[0] <= cursor, lane[0]))
+
+    def _admits(self, task: Task) -> bool:
+        limit = self.class_limit(task.class_)
+        if limit and sum(t.class_ == task.class_ for t in self.board.claimed()) >= limit:
+            return False
+        if not task.spec.target:
+            return True
+        return self.site_of(task).allows(self.clock(), self.inside(task.spec.target)) > 0
+
+    def _begin(self, task: Task, held: tuple[int, int]) -> None:
+        if task.spec.target:
+            task.probe = self.site_of(task).enter(self.clock(), first=not task.earned)
+            task.earned = True
+        task.state = RUNNING
+        task.tenure, task.claim = held
+        task.attempt += 1
+        task.ran = True
+
+    def _grant(self, task: Task) -> Grant:
+        left_ns = task.expires_ns - self.clock() if task.expires_ns else 0
+        return Grant(
+            task.spec,
+            task.claim,
+            task.attempt,
+            task.crashes,
+            task.interruptions,
+            task.class_,
+            task.probe != 0,
+            left_ns,
+        )
+
+    def begun(self, tenure: int, claims: Sequence[Held]) -> None:
+        for task in self._held(tenure, claims):
+            task.begun = True
+
+    def _held(self, tenure: int, claims: Sequence[Held]) -> list[Task]:
+        found = []
+        for held in claims:
+            task = self.board.live.get(held.id)
+            if task is None or task.state != RUNNING:
+                continue
+            if (task.tenure, task.claim) == (tenure, held.claim):
+                found.append(task)
+        return found
+
+    def finish(self, tenure: int, ends: Sequence[End]) -> list[Told]:
+        told: list[Told] = []
+        for end in ends:
+            for task in self._held(tenure, [Held(end.id, end.claim)]):
+                told += self.attempt_ended(task, end)
+        return told
+
+    # -- for those who wait, and for people ---------------------------------------------------
+
+    def ended(self, waiter: int, after: str = "") -> Ended:
+        since = int(after or 0)
+        done = [each for each in self.board.done.values() if each.number > since]
+        ids = tuple(each.outcome.id for each in done if each.task.waiter == waiter)
+        return Ended(ids, str(self.board.ends))
+
+    def look_up(self, ids: Sequence[str]) -> list[Outcome]:
+        return [self.board.done[id_].outcome for id_ in ids if id_ in self.board.done]
+
+    def view(self, id_: str) -> TaskView | None:
+        task, done = self.board.live.get(id_), self.board.done.get(id_)
+        if task is not None:
+            node = self.board.of(task.tenure) if task.tenure else None
+            return task.view(node.card.name if node is not None else "", self.wall_ns)
+        return done.view(self.wall_ns) if done is not None else None
+
+    def find(self, which: TaskFilter) -> list[TaskView]:
+        live = [each for each in self.board.live.values() if self._fits(each, which)]
+        live.sort(key=lambda each: each.seq)
+        done = [each for each in self.board.done.values() if self._fits(each.task, which)]
+        done.sort(key=lambda each: -each.number)
+        views = [self.view(task.spec.id) for task in [*live, *(each.task for each in done)]]
+        return [
+            structs.replace(view, args=b"", value=b"")
+            for view in views
+            if view is not None and which.state in ("", view.state)
+        ][: which.limit]
+
+    def _fits(self, task: Task, which: TaskFilter) -> bool:
+        return (
+            which.pool in ("", task.pool)
+            and which.target in ("", task.spec.target)
+            and which.key in ("", task.spec.key)
+            and which.error in task.error
+            and (not which.schedule or task.spec.id.startswith(f"@{which.schedule}."))
+        )
+
+    def purge(self, which: TaskFilter) -> int:
+        chosen = [
+            id_
+            for id_, each in self.board.done.items()
+            if self._fits(each.task, which) and which.state in ("", each.outcome.state)
+        ]
+        for id_ in chosen:
+            del self.board.done[id_]
+        return len(chosen)
+
+    def counts(self) -> list[Count]:
+        numbers: dict[tuple[str, int, str], int] = {}
+        for task in self.board.live.values():
+            key = (task.pool, task.level, WAITING if task.state == JOINED else task.state)
+            numbers[key] = numbers.get(key, 0) + 1
+        return [Count(*key, number) for key, number in sorted(numbers.items())]
+
+    def statistics(self) -> Statistics:
+        return Statistics(0, 0, 0, tuple(self.counts()))
+
+    # -- policy -------------------------------------------------------------------------------
+
+    def policy(self) -> PolicyView:
+        return PolicyView(self._version, self.rules)
+
+    def apply(self, policy: ClusterPolicy, former: int) -> int:
+        if former != self._version:
+            raise PolicyChanged(f"version {self._version} is applied, not {former}")
+        self._version += 1
+        self.rules = policy
+        for site in self.sites_.all():
+            site.follow(policy, self.clock())
+        wanted = {card.name: card for card in policy.schedules}
+        for name in [name for name in self.board.schedules if name not in wanted]:
+            del self.board.schedules[name]
+        for name, card in wanted.items():
+            self._reschedule(name, card)
+        return self._version
+
+    def _reschedule(self, name: str, card: ScheduleCard) -> None:
+        known = self.board.schedules.setdefault(name, Schedule(card))
+        if known.card.plan != card.plan:  # the node looks at it anew
+            known.turn += 1
+            known.next_ns = 0
+        known.card = card
+
+    def sites(self) -> list[SiteView]:
+        views = [s.view(self.clock(), self.inside(s.target)) for s in self.sites_.all()]
+        return sorted((v for v in views if v is not None), key=lambda view: view.target)
+
+    # -- handlers -----------------------------------------------------------------------------
+
+    def state_load(self, key: str) -> bytes | None:
+        value, until_ns = self.board.state.get(key, (None, 0))
+        return None if until_ns and until_ns <= self.clock() else value
+
+    def state_save(self, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
+        if value is None:
+            self.board.state.pop(key, None)
+        else:
+            self.board.state[key] = (value, self.clock() + ttl_ns if ttl_ns else 0)
+
+    def lock_take(self, name: str, holder: str, token: int, lease_ns: int) -> LockView:
+        lock, now_ns = self.board.locks.get(name), self.clock()
+        if lock is not None and lock.token != token and lock.until_ns > now_ns:
+            return LockView(False, lock.holder)
+        self.board.locks[name] = Lock(token, holder, now_ns + lease_ns)
+        return LockView(True)
+
+    def lock_release(self, name: str, token: int) -> None:
+        lock = self.board.locks.get(name)
+        if lock is not None and lock.token == token:
+            del self.board.locks[name]
+
+    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> None:
+        now_ns = self.clock()
+        for mark in marks:
+            task = self.board.live.get(mark.id)
+            if task is None or task.tenure != tenure:
+                continue
+            if now_ns - self._progress_ns.get(mark.id, -PROGRESS_GAP_NS) >= PROGRESS_GAP_NS:
+                self._progress_ns[mark.id] = now_ns
+                for each in [task, *self.followers(task)]:
+                    each.fraction, each.text = mark.fraction, mark.text
+
+    # -- schedules ----------------------------------------------------------------------------
+
+    def due(self) -> list[DueSchedule]:
+        wall_ns = self.clock() + self.wall_ns
+        return [
+            DueSchedule(
+                name,
+                each.card.plan,
+                each.turn,
+                each.last_ns,
+                wall_ns,
+                each.memory,
+                each.task if each.task in self.board.live else "",
+            )
+            for name, each in sorted(self.board.schedules.items())
+            if each.next_ns is not None and each.next_ns <= wall_ns
+        ]
+
+    def settle(
+        self,
+        due: DueSchedule,
+        tasks: Sequence[TaskSpec],
+        *,
+        last_ns: int,
+        next_ns: int | None,
+        memory: bytes,
+    ) -> bool:
+        known = self.board.schedules.get(due.name)
+        if known is None or known.turn != due.turn:
+            return False
+        known.turn += 1
+        known.last_ns, known.next_ns, known.memory = last_ns, next_ns, memory
+        for task in tasks:
+            known.task = task.id
+        self.submit(tasks)
+        return True
+
+    def changes(self, after: int = 0) -> list[ChangeNote]:
+        return [note for note in self.board.changes if note.number > after]

@@ -1,0 +1,200 @@
+"""What the engine in memory keeps: tasks, lanes, nodes, pools, keys."""
+
+from collections.abc import Iterator
+
+from msgspec import Struct, field
+
+from musterd.ipc.wire.messages import (
+    FAILED,
+    PRIORITY_NAMES,
+    QUEUED,
+    RUNNING,
+    SUCCEEDED,
+    WAITING,
+    FailedAttempt,
+    Outcome,
+    TaskDeclaration,
+    TaskSpec,
+    TaskView,
+    derived_key,
+)
+from musterd.supervisor.cluster.engine import ChangeNote, NodeCard, PoolCard, ScheduleCard
+
+JOINED = "joined"  # waits for the task that has the same key; people see "waiting"
+LaneKey = tuple[str, int, str, str, str]  # pool, level, site, class, on_open
+
+
+class Task(Struct, eq=False):
+    spec: TaskSpec
+    seq: int
+    pool: str
+    class_: str
+    level: int
+    state: str
+    submitted_ns: int
+    queued_ns: int
+    waiter: int = 0
+    ready_ns: int = 0
+    expires_ns: int = 0
+    tenure: int = 0
+    claim: int = 0
+    begun: bool = False
+    attempt: int = 0
+    crashes: int = 0
+    interruptions: int = 0
+    cancel: bool = False
+    earned: bool = False  # the site's budget has counted its first attempt
+    counted: bool = False  # the breaker has counted a failure of it
+    probe: int = 0
+    give_up_ns: int = 0  # until when the next attempt waits for the budget; 0: it is paid for
+    ran: bool = False  # an attempt of it was granted: what it returns may be remembered
+    error: str = ""
+    failures: list[FailedAttempt] = field(default_factory=list)
+    fraction: float = 0.0
+    text: str = ""
+
+    @property
+    def lane(self) -> LaneKey:
+        return (self.pool, self.level, self.spec.target, self.class_, self.spec.on_open)
+
+    @property
+    def memory_name(self) -> str:
+        """Return the name under which results are remembered. A task's name has no space."""
+        spec = self.spec
+        return f"{spec.name} {spec.key or derived_key(spec.name, spec.args)}"
+
+    def view(self, node: str, wall_ns: int) -> TaskView:
+        """Return what people see of it. `wall_ns` is what to add for wall-clock time."""
+        return TaskView(
+            id=self.spec.id,
+            name=self.spec.name,
+            state=WAITING if self.state == JOINED else self.state,
+            priority=PRIORITY_NAMES[self.spec.priority],
+            target=self.spec.target,
+            attempt=self.attempt,
+            crashes=self.crashes,
+            worker=node,
+            submitted_at=(self.submitted_ns + wall_ns) / 1e9,
+            attempts=self.failures,
+            progress=self.fraction,
+            progress_text=self.text,
+            args=self.spec.args,
+        )
+
+
+class Done(Struct, eq=False):
+    task: Task
+    outcome: Outcome
+    number: int  # in the order of the ends
+    finished_ns: int
+
+    def view(self, wall_ns: int) -> TaskView:
+        shown, outcome = self.task.view("", wall_ns), self.outcome
+        return TaskView(
+            id=shown.id,
+            name=shown.name,
+            state=outcome.state,
+            priority=shown.priority,
+            target=shown.target,
+            attempt=outcome.attempts,
+            crashes=shown.crashes,
+            submitted_at=shown.submitted_at,
+            finished_at=(self.finished_ns + wall_ns) / 1e9,
+            run_seconds=outcome.run_seconds,
+            failure=outcome.failure,
+            value=outcome.value,
+            source=outcome.source,
+            attempts=shown.attempts,
+            args=shown.args,
+        )
+
+
+class Node(Struct, eq=False):
+    card: NodeCard
+    tenure: int  # 0: it has left, or was reaped
+    beat_ns: int
+    epoch: str
+    draining: bool = False
+
+
+class Pool(Struct, eq=False):
+    card: PoolCard
+    counted: int = 0  # live tasks, when they were counted last
+    grants: int = 0
+
+
+class Group(Struct, eq=False):
+    """The live tasks of one key."""
+
+    name: str
+    leader: str
+    since_ns: int  # when its first task was submitted
+    joined: list[str] = field(default_factory=list)
+    forget: bool = False  # the key was invalidated after the leader was granted
+
+
+class Recent(Struct, frozen=True):
+    """How the last leader of a key ended."""
+
+    last: Outcome
+    since_ns: int
+    good: Outcome | None
+    good_ns: int
+
+
+class Schedule(Struct, eq=False):
+    card: ScheduleCard
+    turn: int = 0
+    last_ns: int = 0
+    next_ns: int | None = 0
+    memory: bytes = b""
+    task: str = ""
+    digest: str = ""
+
+
+class Lock(Struct, eq=False):
+    token: int
+    holder: str
+    until_ns: int
+
+
+class Board(Struct, eq=False):
+    """Everything that is remembered."""
+
+    live: dict[str, Task] = field(default_factory=dict)
+    done: dict[str, Done] = field(default_factory=dict)
+    nodes: dict[str, Node] = field(default_factory=dict)  # by identity
+    pools: dict[str, Pool] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
+    recent: dict[str, Recent] = field(default_factory=dict)
+    good: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    schedules: dict[str, Schedule] = field(default_factory=dict)
+    state: dict[str, tuple[bytes, int]] = field(default_factory=dict)
+    locks: dict[str, Lock] = field(default_factory=dict)
+    changes: list[ChangeNote] = field(default_factory=list)
+    seq: int = 0
+    ends: int = 0
+
+    def declared(self, name: str) -> TaskDeclaration | None:
+        """Return what a node says about a task; None if no node has it."""
+        pool, _, method = name.partition(".")
+        for node in self.nodes.values():
+            for card in node.card.pools:
+                for task in card.tasks if card.name == pool else ():
+                    if task.method == method:
+                        return task
+        return None
+
+    def of(self, tenure: int) -> Node | None:
+        return next((n for n in self.nodes.values() if n.tenure == tenure), None)
+
+    def claimed(self) -> Iterator[Task]:
+        return (task for task in self.live.values() if task.state == RUNNING)
+
+    def queued(self, pool: str) -> Iterator[Task]:
+        return (t for t in self.live.values() if t.state == QUEUED and t.pool == pool)
+
+
+def own(outcome: Outcome) -> bool:
+    """Whether an outcome is a task's own result, good or bad."""
+    return outcome.state in (SUCCEEDED, FAILED) and not outcome.source

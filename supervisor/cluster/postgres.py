@@ -1,0 +1,427 @@
+"""The engine on PostgreSQL. Every decision is made by a function of the schema (schema/0001).
+
+Each method calls one function, in one transaction. What others have to know of it comes after the
+commit, in a transaction that waits for no disk (`_wake`): lanes come back into the ring, nodes and
+those who wait are notified. If that is lost, the next tick does it.
+
+One connection, used by one thread. It is opened again by the next call after it was lost.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import psycopg
+from psycopg import sql
+
+from musterd.ipc.wire.messages import (
+    INVALID_TASK,
+    Outcome,
+    Rejection,
+    TaskSpec,
+    TaskView,
+)
+from musterd.supervisor.cluster import checks
+from musterd.supervisor.cluster.columns import (
+    END_COLUMNS,
+    SIGNATURES,
+    SPEC_COLUMNS,
+    columns,
+    unsendable,
+)
+from musterd.supervisor.cluster.engine import (
+    BATCH_MAX,
+    ChangeNote,
+    ClusterPolicy,
+    Count,
+    DueSchedule,
+    End,
+    Ended,
+    EngineAway,
+    EngineError,
+    Fenced,
+    Grant,
+    Held,
+    Joined,
+    LockView,
+    NameTaken,
+    NodeCard,
+    NodeView,
+    Orders,
+    PolicyChanged,
+    PolicyView,
+    ProgressMark,
+    Reaped,
+    SiteView,
+    Statistics,
+    TaskFilter,
+    Ticked,
+    Told,
+    Verdict,
+    Want,
+)
+from musterd.supervisor.cluster.migrate import SCHEMA, VERSION
+from musterd.supervisor.cluster.rows import (
+    STATES,
+    Row,
+    Wakes,
+    conditions,
+    grant,
+    note_lanes,
+    outcome,
+    tell,
+    view,
+)
+
+ASKED = -1  # a claimed task that was cancelled: its node ends it
+PARTS = ("expire", "pay", "ready", "repair", "shut", "tidy")  # of a tick, each its own transaction
+REFUSALS = {"MU001": Fenced, "MU002": NameTaken, "MU003": PolicyChanged}
+# The transaction was undone, and may be tried again: deadlock, serialization, a lock not had, a
+# partition made at this moment (add_partitions).
+AGAIN = ("40P01", "40001", "55P03", "23514")
+
+_unpack_card = msgspec.msgpack.Decoder(NodeCard).decode
+_pack = msgspec.msgpack.Encoder().encode
+
+
+class PostgresEngine:
+    def __init__(self, url: str, schema: str = SCHEMA) -> None:
+        self._url = url
+        self._schema = schema
+        self._connection: psycopg.Connection[Row] | None = None
+        self._queries: dict[str, sql.Composed] = {}
+
+    def check(self, function: str = "claim_1") -> list[str]:
+        """Refuse a database that cannot be used; return warnings about the others."""
+        connection = self._connected()
+        checks.server(connection)
+        checks.pooler(connection, self._url)
+        checks.usable(connection, self._schema, VERSION)
+        checks.may(connection, self._schema, function)
+        return checks.warnings(connection)
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def _connected(self) -> psycopg.Connection[Row]:
+        if self._connection is None or self._connection.closed:
+            self._connection = checks.connect(self._url)
+        return self._connection
+
+    def _call(self, function: str, *parameters: object) -> list[Row]:
+        """Call a function of the schema; return its rows."""
+        query = self._queries.get(function)
+        if query is None:
+            types = SIGNATURES[function].split()
+            marks = sql.SQL(", ").join(sql.SQL(f"%b::{each}") for each in types)
+            name = sql.Identifier(self._schema, function)
+            query = self._queries[function] = sql.SQL("SELECT * FROM {}({})").format(name, marks)
+        try:
+            return self._connected().execute(query, parameters, binary=True).fetchall()
+        except psycopg.Error as error:
+            raise self._refusal(error) from error
+
+    def _refusal(self, error: psycopg.Error) -> EngineError:
+        refusal = REFUSALS.get(error.sqlstate or "")
+        if refusal is not None:
+            return refusal(error.diag.message_primary or "")
+        lost = self._connection is None or self._connection.closed or self._connection.broken
+        if lost or error.sqlstate in AGAIN or isinstance(error, psycopg.OperationalError):
+            if lost:
+                self.close()
+            return EngineAway(f"PostgreSQL at {checks.place(self._url)}: {error}")
+        return EngineError(str(error))
+
+    def _wake(self, wakes: Wakes) -> None:
+        """Wake what a commit has made ready; a wake that is lost is made up for by a tick."""
+        while wakes != Wakes(waiter=wakes.waiter):
+            told, wakes.told = list(wakes.told), {}
+            try:
+                rows = self._call(
+                    "wake_1",
+                    wakes.lanes or None,
+                    wakes.low,
+                    wakes.targets or None,
+                    wakes.classes or None,
+                    wakes.ready or None,
+                    wakes.hasten or None,
+                    wakes.known or None,
+                    wakes.waiter,
+                    told or None,
+                )
+            except EngineAway:
+                return
+            wakes = Wakes()
+            tell(rows, wakes)  # tasks that did not wait for a shut site have ended
+
+    # -- nodes --------------------------------------------------------------------------------
+
+    def join(self, card: NodeCard) -> Joined:
+        pools, tasks = card.pools, [(p.name, task) for p in card.pools for task in p.tasks]
+        rows = self._call(
+            "join_1",
+            card.identity,
+            card.name,
+            card.lease_ns,
+            card.software,
+            _pack(card),
+            [each.name for each in pools],
+            [each.queue_size for each in pools],
+            [each.aging_ns for each in pools],
+            [each.max_crashes for each in pools],
+            [each.cache_ns for each in pools],
+            [each.debounce_ns for each in pools],
+            [f"{pool}.{task.method}" for pool, task in tasks],
+            [task.fallback_on for _, task in tasks],
+            [task.cache_ns for _, task in tasks],
+            [task.debounce_ns for _, task in tasks],
+        )
+        wakes = Wakes()
+        tell([row[3:] for row in rows], wakes)
+        self._wake(wakes)
+        return Joined(*rows[0][:3])
+
+    def rejoin(self, tenure: int, running: Sequence[Held]) -> list[str]:
+        ids, claims = [each.id for each in running], [each.claim for each in running]
+        return [row[0] for row in self._call("rejoin_1", tenure, ids, claims)]
+
+    def beat(self, tenure: int) -> Orders:
+        [(epoch, policy, draining, cancel)] = self._call("beat_1", tenure)
+        return Orders(epoch, policy, draining, tuple(cancel or ()))
+
+    def leave(self, tenure: int) -> None:
+        wakes = Wakes()
+        tell(self._call("leave_1", tenure), wakes)
+        self._wake(wakes)
+
+    def reap(self) -> list[Reaped]:
+        reaped = []
+        while rows := self._call("reap_1"):
+            wakes = Wakes()
+            told = tell([row[2:] for row in rows], wakes)
+            self._wake(wakes)
+            reaped.append(Reaped(rows[0][0], rows[0][1], len(told)))
+        return reaped
+
+    def nodes(self) -> list[NodeView]:
+        views = []
+        for row in self._call("nodes_1"):
+            identity, name, tenure, alive, draining, claims, age_ns, software, card = row
+            pools = _unpack_card(card).pools
+            views.append(
+                NodeView(identity, name, tenure, alive, draining, claims, age_ns, software, pools)
+            )
+        return views
+
+    def drain(self, name: str, *, draining: bool) -> bool:
+        return bool(self._call("drain_1", name, draining)[0][0])
+
+    def forget(self, name: str) -> bool:
+        rows = self._call("forget_1", name)
+        wakes = Wakes()
+        tell([row[1:] for row in rows], wakes)
+        self._wake(wakes)
+        return bool(rows)
+
+    # -- tasks --------------------------------------------------------------------------------
+
+    def submit(
+        self, tasks: Sequence[TaskSpec], *, waiter: int = 0, resend: bool = False
+    ) -> list[Verdict]:
+        wakes = Wakes(waiter=waiter)
+        verdicts = self._submit(tasks, waiter, resend, wakes)
+        self._wake(wakes)
+        return verdicts
+
+    def _submit(
+        self, tasks: Sequence[TaskSpec], waiter: int, resend: bool, wakes: Wakes
+    ) -> list[Verdict]:
+        assert len(tasks) <= BATCH_MAX, len(tasks)
+        verdicts = [Verdict(spec.id, "accepted") for spec in tasks]
+        sent: list[int] = []
+        for place, spec in enumerate(tasks):
+            why = unsendable(spec)
+            if why:
+                rejection = Rejection(spec.id, INVALID_TASK, why)
+                verdicts[place] = Verdict(spec.id, "rejected", rejection=rejection)
+            else:
+                sent.append(place)
+        if not sent:
+            return verdicts
+        lists = columns(SPEC_COLUMNS, [tasks[place] for place in sent])
+        for row in self._call("submit_1", *lists, waiter, resend):
+            if row[0]:
+                place = sent[row[0] - 1]
+                verdicts[place] = self._verdict(tasks[place].id, row, wakes)
+            else:
+                note_lanes(row[11:], wakes)
+        return verdicts
+
+    def _verdict(self, id_: str, row: Row, wakes: Wakes) -> Verdict:
+        _, state, code, why, retry_ns, *ending = row[:11]
+        if state == "rejected":
+            why = f"'{id_}' was not accepted: {why}"
+            return Verdict(id_, state, rejection=Rejection(id_, code, why, retry_ns))
+        answer = outcome(id_, *ending) if ending[0] is not None else None
+        if state == "answered" and answer is not None:
+            answer = msgspec.structs.replace(answer, cached=True)
+            wakes.told[wakes.waiter] = None
+        if state == "known" and answer is None and wakes.waiter:
+            wakes.known.append(id_)
+        return Verdict(id_, state, answer)
+
+    def claim(self, tenure: int, wants: Sequence[Want]) -> list[Grant]:
+        rows = self._call(
+            "claim_1",
+            tenure,
+            [each.pool for each in wants],
+            [each.count for each in wants],
+            [name for each in wants for name in each.names],
+        )
+        return [grant(row) for row in rows]
+
+    def begun(self, tenure: int, claims: Sequence[Held]) -> None:
+        ids, numbers = [each.id for each in claims], [each.claim for each in claims]
+        self._call("begun_1", tenure, ids, numbers)
+
+    def finish(self, tenure: int, ends: Sequence[End]) -> list[Told]:
+        assert len(ends) <= BATCH_MAX, len(ends)
+        rows = self._call("finish_1", tenure, *columns(END_COLUMNS, ends))
+        wakes = Wakes()
+        told = tell(rows, wakes)
+        self._wake(wakes)
+        return told
+
+    def ended(self, waiter: int, after: str = "") -> Ended:
+        [(now, ids)] = self._call("ended_1", waiter, after)
+        return Ended(tuple(ids or ()), now)
+
+    def look_up(self, ids: Sequence[str]) -> list[Outcome]:
+        return [outcome(*row) for row in self._call("look_up_1", list(ids))]
+
+    def cancel(self, ids: Sequence[str]) -> list[str]:
+        rows, wakes = self._call("cancel_1", list(ids)), Wakes()
+        tell(rows, wakes)
+        self._wake(wakes)
+        return [row[0] for row in rows if row[2] in (ASKED, 6)]
+
+    def retry(self, ids: Sequence[str]) -> list[Rejection]:
+        rejected = []
+        for id_ in dict.fromkeys(ids):
+            [(code, why, retry_ns, *lanes)] = self._call("retry_1", id_)
+            if code is not None:
+                rejected.append(Rejection(id_, code, why, retry_ns))
+                continue
+            wakes = Wakes()
+            note_lanes(lanes, wakes)
+            self._wake(wakes)
+        return rejected
+
+    def purge(self, which: TaskFilter) -> int:
+        return int(self._call("purge_1", *conditions(which))[0][0])
+
+    def view(self, id_: str) -> TaskView | None:
+        rows = self._call("view_1", id_)
+        return view(rows[0]) if rows else None
+
+    def find(self, which: TaskFilter) -> list[TaskView]:
+        return [view(row) for row in self._call("find_1", *conditions(which), which.limit)]
+
+    def counts(self) -> list[Count]:
+        rows = self._call("counts_1")
+        counts = [Count(pool, level, STATES[state], tasks) for pool, level, state, tasks in rows]
+        return sorted(counts, key=lambda each: (each.pool, each.level, each.state))
+
+    def invalidate(self, key: str, *, prefix: bool = False) -> None:
+        self._call("invalidate_1", key, prefix)
+
+    def tick(self) -> Ticked:
+        ticked = dict.fromkeys(PARTS, 0)
+        for part in PARTS:
+            rows = self._call("tick_1", part)
+            if part == "ready":
+                ticked[part] = sum(row[3] for row in rows)
+                continue
+            wakes = Wakes()
+            ticked[part] = sum(each.state != "" for each in tell(rows, wakes))
+            self._wake(wakes)
+        return Ticked(ticked["ready"], ticked["expire"], ticked["pay"])
+
+    def retain(self, keep_ns: int) -> int:
+        """Make partitions for ended tasks ahead, and drop those that are older; return how many."""
+        return int(self._call("retain_1", keep_ns)[0][0])
+
+    # -- sites and policy ---------------------------------------------------------------------
+
+    def policy(self) -> PolicyView:
+        [(version, doc)] = self._call("policy_1")
+        return PolicyView(version, msgspec.json.decode(doc, type=ClusterPolicy))
+
+    def apply(self, policy: ClusterPolicy, former: int) -> int:
+        return int(self._call("apply_1", msgspec.json.encode(policy), former)[0][0])
+
+    def sites(self) -> list[SiteView]:
+        return [SiteView(*row) for row in self._call("sites_1")]
+
+    def breaker(self, target: str, command: Literal["open", "close", "disable", "reset"]) -> None:
+        self._call("breaker_1", target, command)
+        self._wake(Wakes(targets=[target]))
+
+    # -- handlers -----------------------------------------------------------------------------
+
+    def state_load(self, key: str) -> bytes | None:
+        value: bytes | None = self._call("state_load_1", key)[0][0]
+        return value
+
+    def state_save(self, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
+        self._call("state_save_1", key, value, ttl_ns)
+
+    def lock_take(self, name: str, holder: str, token: int, lease_ns: int) -> LockView:
+        other = self._call("lock_take_1", name, holder, token, lease_ns)[0][0]
+        return LockView(other is None, other or "")
+
+    def lock_release(self, name: str, token: int) -> None:
+        self._call("lock_release_1", name, token)
+
+    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> None:
+        ids, fractions = [each.id for each in marks], [each.fraction for each in marks]
+        texts = [each.text.replace("\0", "") for each in marks]
+        self._call("progress_1", tenure, ids, fractions, texts)
+
+    # -- schedules ----------------------------------------------------------------------------
+
+    def due(self) -> list[DueSchedule]:
+        return [DueSchedule(*row) for row in self._call("due_1")]
+
+    def settle(
+        self,
+        due: DueSchedule,
+        tasks: Sequence[TaskSpec],
+        *,
+        last_ns: int,
+        next_ns: int | None,
+        memory: bytes,
+    ) -> bool:
+        wakes, newest = Wakes(), tasks[-1].id if tasks else None
+        try:
+            with self._connected().transaction():
+                row = (due.name, due.turn, last_ns, next_ns, memory, newest)
+                settled = bool(self._call("settle_1", *row)[0][0])
+                if settled:
+                    self._submit(tasks, 0, False, wakes)
+        except psycopg.Error as error:
+            raise self._refusal(error) from error
+        if settled:
+            self._wake(wakes)
+        return settled
+
+    def changes(self, after: int = 0) -> list[ChangeNote]:
+        return [ChangeNote(*row) for row in self._call("changes_1", after)]
+
+    def statistics(self) -> Statistics:
+        [(oldest_ns, dead, live_bytes)] = self._call("statistics_1")
+        return Statistics(oldest_ns, dead, live_bytes, tuple(self.counts()))

@@ -1,0 +1,198 @@
+-- Tables of version 1. Only functions touch them; each function that others may call ends in _1.
+--
+-- Lock order, from first to last. Whoever holds something of a line waits only for lines below it.
+--
+--   joining   advisory (5, 0); applying a policy (5, 1); partitions of `done` (6, 0)
+--   tenure    advisory (3, tenure): shared by who claims, exclusive for who ends a tenure
+--   pools     advisory (1, pool), in the order of their numbers
+--   keys      rows of `key`, in the order of the keys
+--   lanes     new rows of `lane`, in the order of (pool, level, target, class, on_open)
+--   tasks     rows of `live`, in the order of their ids
+--   sites     rows of `site`, in the order of the targets; a claim never waits for one (SKIP LOCKED)
+--   rest      everything else, one row at a time
+--
+-- The first number of an advisory lock is that of the cluster's schema plus this one (migrate.py).
+--
+-- Lanes and queued tasks (state 0) are changed only under their pool's lock. So a claim meets no
+-- row that somebody else has locked, and `head` never passes a task. New tasks and new lanes are
+-- inserted without that lock, because a submit waits for the disk: wake_1, after its commit, brings
+-- their lanes back into the ring. What a dead client did not wake, tick_1 does.
+
+CREATE TABLE meta (
+  one bool PRIMARY KEY DEFAULT true CHECK (one),
+  version int NOT NULL,                 -- of this schema
+  minimum int NOT NULL,                 -- the oldest version that programs may know and still use it
+  cluster uuid NOT NULL DEFAULT gen_random_uuid());
+
+CREATE SEQUENCE seq;
+CREATE SEQUENCE tenure_seq AS int;
+
+CREATE TABLE node (
+  identity text PRIMARY KEY, name text NOT NULL, tenure int NOT NULL,  -- 0: it has left
+  beat timestamptz NOT NULL, lease interval NOT NULL, epoch text NOT NULL,
+  draining bool NOT NULL DEFAULT false, software text NOT NULL, card bytea NOT NULL
+) WITH (fillfactor = 20);
+CREATE INDEX node_tenure ON node (tenure) WHERE tenure <> 0;
+
+CREATE TABLE pool (
+  pool int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE,
+  queue_size int NOT NULL, aging interval NOT NULL, max_crashes int NOT NULL,
+  cache_ns bigint NOT NULL, debounce_ns bigint NOT NULL,
+  -- As tick_1 saw it last: live tasks, and levels in which the next task of a lane has aged.
+  counted bigint NOT NULL DEFAULT 0, aged int[] NOT NULL DEFAULT '{}');
+CREATE TABLE tally (pool int NOT NULL, change int NOT NULL);  -- of live tasks, since then
+
+-- What the code of a node has. It stays when the node leaves: tasks then wait for it.
+CREATE TABLE node_task (
+  identity text NOT NULL, name text NOT NULL, pool int NOT NULL, fallback_on text NOT NULL,
+  cache_ns bigint NOT NULL, debounce_ns bigint NOT NULL, PRIMARY KEY (identity, name));
+CREATE INDEX node_task_name ON node_task (name);
+
+-- The ring. state r: in the ring, e: empty, p: parked at its gate.
+CREATE TABLE lane (
+  lane int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, pool int NOT NULL, level smallint NOT NULL,
+  target text COLLATE "C" NOT NULL, class text COLLATE "C" NOT NULL,
+  on_open text COLLATE "C" NOT NULL,
+  head bigint NOT NULL DEFAULT 0,       -- no queued task has this seq or a lower one
+  state "char" NOT NULL DEFAULT 'r',
+  wake_at timestamptz,                  -- when time alone opens the gate
+  UNIQUE (pool, level, target, class, on_open)
+) WITH (fillfactor = 50);
+CREATE INDEX lane_ring ON lane (pool, level, lane) WHERE state = 'r';
+CREATE INDEX lane_parked ON lane (pool, wake_at) WHERE state = 'p';
+CREATE INDEX lane_target ON lane (target) WHERE target <> '';
+CREATE INDEX lane_class ON lane (class, level) WHERE class <> '' AND state = 'p';
+
+-- What a submit may leave out. NULL as a whole: it left out everything.
+CREATE TYPE opts AS (
+  timeout_ns bigint, max_retries int, delay_ns bigint, expires_ns bigint, cache_ns bigint,
+  debounce_ns bigint, fallback bytea, fallback_on text, policy text, on_open text);
+CREATE TYPE failed AS (attempt int, at timestamptz, worker text, failure bytea);
+
+CREATE TABLE live (
+  id text COLLATE "C" PRIMARY KEY, seq bigint NOT NULL,
+  lane int NOT NULL, state smallint NOT NULL,   -- 0 queued, 1 claimed, 2 waiting, 3 joined
+  tenure int, claim bigint, begun bool NOT NULL DEFAULT false,
+  attempt int NOT NULL DEFAULT 0, crashes int NOT NULL DEFAULT 0,
+  interruptions int NOT NULL DEFAULT 0, cancel bool NOT NULL DEFAULT false,
+  earned bool NOT NULL DEFAULT false,   -- the site's retry budget has counted its first attempt
+  counted bool NOT NULL DEFAULT false,  -- the breaker has counted a failure of it
+  probe int NOT NULL DEFAULT 0,         -- the half-open round that it probes
+  held text COLLATE "C",                -- the site in which this claim has a place
+  held_class text COLLATE "C",
+  submitted_at timestamptz NOT NULL, queued_at timestamptz NOT NULL,
+  ready_at timestamptz, expires_at timestamptz,
+  give_up_at timestamptz,               -- until then the next attempt waits for the retry budget
+  waiter bigint NOT NULL DEFAULT 0, owner oid NOT NULL,
+  name text COLLATE "C" NOT NULL, priority smallint NOT NULL, key text COLLATE "C",
+  args bytea NOT NULL, opts opts,
+  error text, failures failed[], fraction real, progress text, progress_at timestamptz
+) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
+        autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2,
+        autovacuum_vacuum_insert_scale_factor = 0.5);
+CREATE INDEX live_queued ON live (lane, seq) WHERE state = 0;
+CREATE INDEX live_claimed ON live (tenure) WHERE state = 1;
+CREATE INDEX live_cancel ON live (tenure) WHERE state = 1 AND cancel;
+CREATE INDEX live_held ON live (held) WHERE held IS NOT NULL;
+CREATE INDEX live_held_class ON live (held_class) WHERE held_class IS NOT NULL;
+CREATE INDEX live_waiting ON live (ready_at) WHERE state = 2;
+CREATE INDEX live_unpaid ON live (lane) WHERE state = 2 AND give_up_at IS NOT NULL;
+CREATE INDEX live_expiring ON live (expires_at) WHERE expires_at IS NOT NULL AND state <> 1;
+CREATE INDEX live_key ON live (key) WHERE key IS NOT NULL;
+
+-- Ended tasks, by time; retention drops a partition as a whole (retain_1).
+CREATE TABLE done (
+  id text COLLATE "C" NOT NULL, finished_at timestamptz NOT NULL, state smallint NOT NULL,
+  value bytea NOT NULL, failure bytea, error text, attempts int NOT NULL, crashes int NOT NULL,
+  run_ns bigint NOT NULL, source "char" NOT NULL DEFAULT '-',  -- s stale, c cached, f fallback
+  xact xid8 NOT NULL DEFAULT pg_current_xact_id(),
+  seq bigint NOT NULL, pool int NOT NULL, target text NOT NULL, class text NOT NULL,
+  submitted_at timestamptz NOT NULL, waiter bigint NOT NULL, owner oid NOT NULL,
+  name text COLLATE "C" NOT NULL, priority smallint NOT NULL, key text COLLATE "C",
+  args bytea NOT NULL, opts opts, failures failed[],
+  PRIMARY KEY (id, finished_at)
+) PARTITION BY RANGE (finished_at);
+CREATE INDEX done_waiter ON done (waiter, xact) WHERE waiter <> 0;
+CREATE INDEX done_state ON done (state, finished_at) WHERE state <> 4;
+CREATE TABLE done_rest PARTITION OF done DEFAULT;  -- empty unless nobody made partitions ahead
+
+-- Keys in use, and what is remembered of them.
+CREATE TABLE key (
+  key text COLLATE "C" PRIMARY KEY, name text COLLATE "C", leader text COLLATE "C",
+  since timestamptz, forget bool NOT NULL DEFAULT false);
+CREATE TYPE ending AS (state smallint, value bytea, failure bytea, error text, attempts int,
+  run_ns bigint, source "char");
+CREATE TABLE recent (
+  name text COLLATE "C", key text COLLATE "C", last ending NOT NULL, since timestamptz NOT NULL,
+  good ending, good_at timestamptz, noted_at timestamptz NOT NULL, PRIMARY KEY (name, key));
+CREATE TABLE good (
+  name text COLLATE "C", key text COLLATE "C", value bytea NOT NULL, until timestamptz NOT NULL,
+  PRIMARY KEY (name, key));
+
+-- Policy, as applied, and as functions read it. The target '*' stands for all others.
+CREATE TABLE policy (
+  version int PRIMARY KEY, doc bytea NOT NULL, at timestamptz NOT NULL,
+  cache bool NOT NULL, debounce bool NOT NULL, cache_entries int NOT NULL, breaker jsonb NOT NULL,
+  windows bool NOT NULL);               -- a breaker of it counts over a window of calls
+CREATE TABLE class (
+  name text COLLATE "C" PRIMARY KEY, max_concurrent int NOT NULL, on_open text NOT NULL,
+  fallback_on text NOT NULL, breaker jsonb);
+CREATE TABLE target (
+  target text COLLATE "C" PRIMARY KEY, class text NOT NULL, on_open text NOT NULL,
+  fallback_on text NOT NULL, max_concurrent int NOT NULL, rate float8 NOT NULL,
+  burst int NOT NULL, breaker jsonb, share float8, reserve float8 NOT NULL, every_ns bigint NOT NULL,
+  limited bool GENERATED ALWAYS AS (max_concurrent > 0 OR rate > 0) STORED);
+
+-- Sites that have limits, or whose breaker or budget is not as new. Places are counted over claims.
+CREATE TABLE site (
+  target text COLLATE "C" PRIMARY KEY, class text NOT NULL, limited bool NOT NULL,
+  max_concurrent int NOT NULL, cost interval, burst int NOT NULL, breaker jsonb NOT NULL,
+  tat timestamptz,                      -- the rate as GCRA: the theoretical arrival time
+  state text NOT NULL DEFAULT 'closed', failures int NOT NULL DEFAULT 0,
+  successes int NOT NULL DEFAULT 0, reopenings int NOT NULL DEFAULT 0, open_until timestamptz,
+  round int NOT NULL DEFAULT 0, calls text NOT NULL DEFAULT '',  -- window: . f(ailed) s(low) b(oth)
+  share bigint, full_units bigint NOT NULL, every_ns bigint NOT NULL,  -- NULL: no budget
+  units bigint NOT NULL, earned_at timestamptz NOT NULL
+) WITH (fillfactor = 50);
+
+CREATE TABLE state (key text COLLATE "C" PRIMARY KEY, value bytea NOT NULL, until timestamptz);
+CREATE TABLE lock (
+  name text COLLATE "C" PRIMARY KEY, token bigint NOT NULL, holder text NOT NULL,
+  until timestamptz NOT NULL);
+CREATE TABLE schedule (
+  name text PRIMARY KEY, plan bytea NOT NULL, notify bool NOT NULL, turn int NOT NULL DEFAULT 0,
+  last_ns bigint NOT NULL DEFAULT 0, next_ns bigint DEFAULT 0, memory bytea NOT NULL DEFAULT '',
+  task text, digest text);
+CREATE TABLE change (
+  number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, schedule text NOT NULL,
+  task text NOT NULL, digest text NOT NULL, at timestamptz NOT NULL);
+
+-- Small words.
+CREATE FUNCTION clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT clock_timestamp()';
+-- One life of the server: after a crash or a failover, claims may have been forgotten.
+CREATE FUNCTION epoch() RETURNS text LANGUAGE sql AS
+  'SELECT extract(epoch FROM pg_postmaster_start_time())::text';
+CREATE FUNCTION span(ns bigint) RETURNS interval LANGUAGE sql IMMUTABLE AS
+  'SELECT make_interval(secs => ns / 1e9)';
+CREATE FUNCTION ns(i interval) RETURNS bigint LANGUAGE sql IMMUTABLE AS
+  'SELECT (extract(epoch FROM i) * 1000000000)::bigint';
+CREATE FUNCTION me() RETURNS oid LANGUAGE sql STABLE AS
+  'SELECT r.oid FROM pg_roles r WHERE r.rolname = session_user';
+-- The role that may see only its own tasks; NULL for nodes and administrators, who see all.
+CREATE FUNCTION only_mine() RETURNS oid LANGUAGE sql STABLE AS $$
+  SELECT CASE WHEN NOT (pg_has_role(session_user, @node_name@, 'MEMBER')
+    OR pg_has_role(session_user, @admin_name@, 'MEMBER')) THEN me() END $$;
+CREATE FUNCTION version_1() RETURNS TABLE (version int, minimum int, cluster uuid)
+LANGUAGE sql STABLE AS 'SELECT m.version, m.minimum, m.cluster FROM meta m';
+-- msgpack of ipc.wire.messages.Failure, for failures that are made here.
+CREATE FUNCTION packed(t text) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
+  SELECT '\xdb'::bytea || int4send(octet_length(convert_to(t, 'UTF8'))) || convert_to(t, 'UTF8') $$;
+CREATE FUNCTION failure(kind text, type text, message text) RETURNS bytea
+LANGUAGE sql IMMUTABLE AS
+  $$ SELECT '\x93'::bytea || packed(kind) || packed(type) || packed(message) $$;
+-- Whether a packed Failure says that the arguments do not fit: the caller's mistake.
+CREATE FUNCTION is_invalid(failure bytea) RETURNS bool LANGUAGE sql IMMUTABLE AS
+  $$ SELECT coalesce(substr(failure, 2, 8) = '\xa7'::bytea || 'invalid', false) $$;
+-- The name of a task's results that have no key.
+CREATE FUNCTION good_key(name text, key text, args bytea) RETURNS text LANGUAGE sql IMMUTABLE AS
+  $$ SELECT coalesce(key, name || ':' || encode(sha256(args), 'hex')) $$;

@@ -1,0 +1,185 @@
+-- Nodes: tenures, heartbeats, the end of a node.
+
+-- End a tenure: its claims go back. The caller has locked the tenure.
+CREATE FUNCTION end_tenure(p_tenure int) RETURNS SETOF told LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE ids text[]; v live; u record;
+BEGIN
+  UPDATE node n SET tenure = 0 WHERE n.tenure = p_tenure;
+  SELECT array_agg(x.id) INTO ids FROM live x WHERE x.state = 1 AND x.tenure = p_tenure;
+  IF ids IS NULL THEN RETURN; END IF;
+  PERFORM lock_keys(ids);
+  FOR v IN SELECT * FROM live x WHERE x.id = ANY (ids) AND x.state = 1 AND x.tenure = p_tenure
+    ORDER BY x.id FOR UPDATE
+  LOOP
+    IF v.begun THEN
+      v := noted(v, '', failure('crash', '', 'its node was lost'), 'crash: its node was lost');
+      RETURN QUERY SELECT * FROM crashed(v);
+    ELSE
+      v.attempt := v.attempt - 1;
+      RETURN QUERY SELECT * FROM give_back(v);
+    END IF;
+  END LOOP;
+END $$;
+
+CREATE FUNCTION is_alive(n node) RETURNS bool LANGUAGE sql STABLE AS
+  'SELECT n.tenure <> 0 AND clock() < n.beat + n.lease';
+
+CREATE FUNCTION applied() RETURNS int LANGUAGE sql STABLE AS
+  'SELECT coalesce(max(p.version), -1) FROM policy p';
+
+-- Begin a tenure. `told` are the claims of this identity's last one, which go back.
+CREATE FUNCTION join_1(p_identity text, p_name text, p_lease bigint, p_software text, p_card bytea,
+  p_pools text[], p_sizes int[], p_agings bigint[], p_crashes int[], p_caches bigint[],
+  p_debounces bigint[], p_tasks text[], p_fallback_ons text[], p_task_caches bigint[],
+  p_task_debounces bigint[])
+RETURNS TABLE (tenure int, epoch text, policy int, id text, waiter bigint, state smallint, lane int,
+  held text, held_class text) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE former node; t int; p record; back told[]; number int;
+BEGIN
+  PERFORM pg_advisory_xact_lock(@lock_5@, 0);  -- one node joins at a time
+  PERFORM pg_advisory_xact_lock(@lock_6@, 0);
+  PERFORM add_partitions();
+  PERFORM FROM node n WHERE n.name = p_name AND n.identity <> p_identity AND is_alive(n);
+  IF FOUND THEN
+    RAISE EXCEPTION 'another node named ''%'' is alive', p_name USING ERRCODE = 'MU002';
+  END IF;
+  SELECT * INTO former FROM node n WHERE n.identity = p_identity;
+  IF former.tenure <> 0 THEN
+    PERFORM pg_advisory_xact_lock(@lock_3@, former.tenure);
+    SELECT array_agg(x) INTO back FROM end_tenure(former.tenure) x;
+  END IF;
+  t := nextval('tenure_seq');
+  INSERT INTO node VALUES (p_identity, p_name, t, clock(), span(p_lease), epoch(), false,
+    p_software, p_card)
+  ON CONFLICT (identity) DO UPDATE SET name = EXCLUDED.name, tenure = EXCLUDED.tenure,
+    beat = EXCLUDED.beat, lease = EXCLUDED.lease, epoch = EXCLUDED.epoch,
+    software = EXCLUDED.software, card = EXCLUDED.card;
+  FOR p IN SELECT * FROM unnest(p_pools, p_sizes, p_agings, p_crashes, p_caches, p_debounces)
+    AS u(name, size, aging, crashes, cache, debounce) ORDER BY 1
+  LOOP
+    UPDATE pool x SET queue_size = p.size, aging = span(p.aging), max_crashes = p.crashes,
+      cache_ns = p.cache, debounce_ns = p.debounce
+    WHERE x.name = p.name RETURNING x.pool INTO number;
+    IF NOT FOUND THEN
+      INSERT INTO pool (name, queue_size, aging, max_crashes, cache_ns, debounce_ns)
+      VALUES (p.name, p.size, span(p.aging), p.crashes, p.cache, p.debounce)
+      RETURNING pool.pool INTO number;
+      FOR level IN 0 .. 3 LOOP
+        EXECUTE format('CREATE SEQUENCE cursor_%s_%s AS int', number, level);
+      END LOOP;
+      EXECUTE format('CREATE SEQUENCE turns_%s', number);
+    END IF;
+  END LOOP;
+  DELETE FROM node_task x WHERE x.identity = p_identity;
+  INSERT INTO node_task
+  SELECT DISTINCT ON (u.name) p_identity, u.name, y.pool, u.fallback_on, u.cache, u.debounce
+  FROM unnest(p_tasks, p_fallback_ons, p_task_caches, p_task_debounces)
+    AS u(name, fallback_on, cache, debounce) JOIN pool y ON y.name = split_part(u.name, '.', 1);
+  RETURN QUERY SELECT t, epoch(), applied(), b.* FROM (SELECT) x LEFT JOIN unnest(back) b ON true;
+END $$;
+
+CREATE FUNCTION tenured(p_tenure int) RETURNS node LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE n node;
+BEGIN
+  SELECT * INTO n FROM node x WHERE x.tenure = p_tenure AND p_tenure <> 0;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'tenure % is over', p_tenure USING ERRCODE = 'MU001';
+  END IF;
+  RETURN n;
+END $$;
+
+CREATE FUNCTION beat_1(p_tenure int) RETURNS TABLE (epoch text, policy int, draining bool,
+  cancel text[]) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE n node := tenured(p_tenure);
+BEGIN
+  PERFORM set_config('synchronous_commit', 'off', true);
+  UPDATE node x SET beat = clock() WHERE x.tenure = p_tenure;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'tenure % is over', p_tenure USING ERRCODE = 'MU001';
+  END IF;
+  RETURN QUERY SELECT epoch(), applied(), n.draining, (
+    SELECT array_agg(v.id ORDER BY v.id) FROM live v
+    WHERE v.state = 1 AND v.tenure = p_tenure AND v.cancel);
+END $$;
+
+-- Register running claims after a restart of the server; return the ids that are lost. A claim
+-- that the server forgot is made again, whatever the limits: the task runs.
+CREATE FUNCTION rejoin_1(p_tenure int, p_ids text[], p_claims bigint[]) RETURNS SETOF text
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE n node;
+BEGIN
+  PERFORM pg_advisory_xact_lock_shared(@lock_3@, p_tenure);
+  n := tenured(p_tenure);
+  PERFORM lock_pools(pools_of(p_ids));
+  UPDATE live v SET state = 1, tenure = p_tenure, claim = u.claim, attempt = v.attempt + 1,
+    begun = true, earned = true, held = s.target, held_class = c.name
+  FROM unnest(p_ids, p_claims) u(id, claim) JOIN live w ON w.id = u.id AND w.state = 0
+  JOIN lane l ON l.lane = w.lane LEFT JOIN site s ON s.target = l.target
+  LEFT JOIN class c ON c.name = l.class AND c.max_concurrent > 0
+  WHERE v.id = u.id;
+  UPDATE node x SET beat = clock(), epoch = epoch() WHERE x.tenure = p_tenure;
+  RETURN QUERY SELECT u.id FROM unnest(p_ids, p_claims) WITH ORDINALITY u(id, claim, o)
+  WHERE NOT EXISTS (SELECT FROM live v WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure
+    AND v.claim = u.claim) ORDER BY u.o;
+END $$;
+
+CREATE FUNCTION leave_1(p_tenure int) RETURNS SETOF told LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  PERFORM pg_advisory_xact_lock(@lock_3@, p_tenure);
+  IF p_tenure <> 0 THEN RETURN QUERY SELECT * FROM end_tenure(p_tenure); END IF;
+END $$;
+
+-- One node whose lease is over, never by a connection younger than that lease: after an outage of
+-- the server nobody could beat.
+CREATE FUNCTION reap_1() RETURNS TABLE (name text, tenure int, id text, waiter bigint,
+  state smallint, lane int, held text, held_class text) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE n node; since timestamptz; back told[];
+BEGIN
+  SELECT a.backend_start INTO since FROM pg_stat_get_activity(pg_backend_pid()) a;
+  SELECT * INTO n FROM node x WHERE x.tenure <> 0 AND NOT is_alive(x) AND since < clock() - x.lease
+  ORDER BY x.tenure LIMIT 1;
+  IF NOT FOUND OR NOT pg_try_advisory_xact_lock(@lock_3@, n.tenure) THEN RETURN; END IF;
+  PERFORM FROM node x WHERE x.tenure = n.tenure AND NOT is_alive(x) FOR UPDATE;
+  IF NOT FOUND THEN RETURN; END IF;  -- it was heard of meanwhile
+  SELECT array_agg(x) INTO back FROM end_tenure(n.tenure) x;
+  RETURN QUERY SELECT n.name, n.tenure, b.* FROM (SELECT) x LEFT JOIN unnest(back) b ON true;
+END $$;
+
+CREATE FUNCTION nodes_1() RETURNS TABLE (identity text, name text, tenure int, alive bool,
+  draining bool, claims bigint, beat_age bigint, software text, card bytea)
+LANGUAGE sql STABLE AS $$
+  SELECT n.identity, n.name, n.tenure, is_alive(n), n.draining,
+    (SELECT count(*) FROM live v WHERE v.state = 1 AND v.tenure = n.tenure), ns(clock() - n.beat),
+    n.software, n.card
+  FROM node n ORDER BY n.name $$;
+
+CREATE FUNCTION drain_1(p_name text, p_draining bool) RETURNS bool LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE node n SET draining = p_draining WHERE n.name = p_name;
+  RETURN FOUND;
+END $$;
+
+-- End a node's tenure and forget what it declared. Returns nothing if there is no such node.
+CREATE FUNCTION forget_1(p_name text) RETURNS TABLE (identity text, id text, waiter bigint,
+  state smallint, lane int, held text, held_class text) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE n node; back told[];
+BEGIN
+  SELECT * INTO n FROM node x WHERE x.name = p_name LIMIT 1;
+  IF NOT FOUND THEN RETURN; END IF;
+  IF n.tenure <> 0 THEN
+    PERFORM pg_advisory_xact_lock(@lock_3@, n.tenure);
+    SELECT array_agg(x) INTO back FROM end_tenure(n.tenure) x;
+  END IF;
+  DELETE FROM node_task x WHERE x.identity = n.identity;
+  DELETE FROM node x WHERE x.identity = n.identity;
+  RETURN QUERY SELECT n.identity, b.* FROM (SELECT) x LEFT JOIN unnest(back) b ON true;
+END $$;

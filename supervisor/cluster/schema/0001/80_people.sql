@@ -1,0 +1,192 @@
+-- For those who wait, for handlers, and for people.
+
+-- Ids that have ended for a waiter since a snapshot, each once: what that snapshot saw is left out,
+-- whatever order the transactions had.
+CREATE FUNCTION ended_1(p_waiter bigint, p_after text) RETURNS TABLE (after text, ids text[])
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE mine oid := only_mine(); since pg_snapshot := nullif(p_after, '')::pg_snapshot;
+BEGIN
+  RETURN QUERY SELECT pg_current_snapshot()::text, (
+    SELECT array_agg(d.id ORDER BY d.xact) FROM done d
+    WHERE d.waiter = p_waiter AND p_waiter <> 0 AND (mine IS NULL OR d.owner = mine)
+      AND (since IS NULL OR (d.xact >= pg_snapshot_xmin(since)
+        AND NOT pg_visible_in_snapshot(d.xact, since))));
+END $$;
+
+CREATE FUNCTION look_up_1(p_ids text[]) RETURNS TABLE (id text, state smallint, value bytea,
+  failure bytea, attempts int, run_ns bigint, source "char") LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE mine oid := only_mine();
+BEGIN
+  RETURN QUERY SELECT d.id, d.state, d.value, d.failure, d.attempts, d.run_ns, d.source
+  FROM unnest(p_ids) WITH ORDINALITY u(i, o), LATERAL (
+    SELECT * FROM done x WHERE x.id = u.i AND (mine IS NULL OR x.owner = mine)
+    ORDER BY x.finished_at DESC LIMIT 1) d ORDER BY u.o;
+END $$;
+
+CREATE TYPE seen AS (
+  id text, name text, state smallint, priority smallint, target text, attempt int, crashes int,
+  worker text, submitted float8, finished float8, run_ns bigint, failure bytea, value bytea,
+  source "char", fraction real, progress text, args bytea,
+  f_attempts int[], f_ats float8[], f_workers text[], f_failures bytea[]);
+
+CREATE FUNCTION tasks_seen(p_ids text[], p_bodies bool) RETURNS SETOF seen LANGUAGE sql STABLE AS $$
+  SELECT v.id, v.name, v.state, v.priority, l.target, v.attempt, v.crashes,
+    coalesce((SELECT n.name FROM node n WHERE v.state = 1 AND n.tenure = v.tenure), ''),
+    extract(epoch FROM v.submitted_at)::float8, 0::float8, 0::bigint, NULL::bytea, ''::bytea,
+    '-'::"char", coalesce(w.fraction, v.fraction, 0), coalesce(w.progress, v.progress, ''),
+    CASE WHEN p_bodies THEN v.args ELSE '' END, f.a, f.b, f.c, f.d
+  FROM live v JOIN lane l ON l.lane = v.lane
+  LEFT JOIN key k ON k.key = v.key AND v.state = 3 LEFT JOIN live w ON w.id = k.leader, LATERAL (
+    SELECT array_agg(x.attempt), array_agg(extract(epoch FROM x.at)::float8), array_agg(x.worker),
+      array_agg(x.failure) FROM unnest(v.failures) x) f(a, b, c, d)
+  WHERE v.id = ANY (p_ids)
+  UNION ALL
+  SELECT v.id, v.name, v.state, v.priority, v.target, v.attempts, v.crashes, '',
+    extract(epoch FROM v.submitted_at)::float8, extract(epoch FROM v.finished_at)::float8, v.run_ns,
+    v.failure, CASE WHEN p_bodies THEN v.value ELSE '' END, v.source, 0, '',
+    CASE WHEN p_bodies THEN v.args ELSE '' END, f.a, f.b, f.c, f.d
+  FROM unnest(p_ids) u(i), LATERAL (
+    SELECT * FROM done x WHERE x.id = u.i ORDER BY x.finished_at DESC LIMIT 1) v, LATERAL (
+    SELECT array_agg(x.attempt), array_agg(extract(epoch FROM x.at)::float8), array_agg(x.worker),
+      array_agg(x.failure) FROM unnest(v.failures) x) f(a, b, c, d)
+  WHERE NOT EXISTS (SELECT FROM live w WHERE w.id = v.id) $$;
+
+CREATE FUNCTION view_1(p_id text) RETURNS SETOF seen LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE mine oid := only_mine();
+BEGIN
+  RETURN QUERY SELECT * FROM tasks_seen(ARRAY[p_id], true) WHERE mine IS NULL
+    OR EXISTS (SELECT FROM live v WHERE v.id = p_id AND v.owner = mine)
+    OR EXISTS (SELECT FROM done d WHERE d.id = p_id AND d.owner = mine);
+END $$;
+
+-- Tasks that fit, live ones first. p_states are numbers as in `live` and `done`; NULL: any.
+CREATE FUNCTION find_1(p_pool text, p_target text, p_states smallint[], p_error text, p_key text,
+  p_schedule text, p_limit int) RETURNS SETOF seen LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE ids text[];
+BEGIN
+  SELECT array_agg(x.id) INTO ids FROM (
+    (SELECT v.id FROM live v JOIN lane l ON l.lane = v.lane JOIN pool p ON p.pool = l.pool
+     WHERE (p_pool = '' OR p.name = p_pool) AND (p_target = '' OR l.target = p_target)
+       AND (p_states IS NULL OR v.state = ANY (p_states)) AND (p_key = '' OR v.key = p_key)
+       AND (p_error = '' OR position(p_error IN v.error) > 0)
+       AND (p_schedule = '' OR starts_with(v.id, '@' || p_schedule || '.'))
+     ORDER BY v.seq LIMIT p_limit)
+    UNION ALL
+    (SELECT d.id FROM done d JOIN pool p ON p.pool = d.pool
+     WHERE (p_pool = '' OR p.name = p_pool) AND (p_target = '' OR d.target = p_target)
+       AND (p_states IS NULL OR d.state = ANY (p_states)) AND (p_key = '' OR d.key = p_key)
+       AND (p_error = '' OR position(p_error IN d.error) > 0)
+       AND (p_schedule = '' OR starts_with(d.id, '@' || p_schedule || '.'))
+     ORDER BY d.finished_at DESC LIMIT p_limit) LIMIT p_limit) x;
+  RETURN QUERY SELECT * FROM tasks_seen(ids, false);
+END $$;
+
+CREATE FUNCTION purge_1(p_pool text, p_target text, p_states smallint[], p_error text, p_key text,
+  p_schedule text) RETURNS int LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE n int;
+BEGIN
+  DELETE FROM done d USING pool p WHERE p.pool = d.pool AND (p_pool = '' OR p.name = p_pool)
+    AND (p_target = '' OR d.target = p_target) AND (p_states IS NULL OR d.state = ANY (p_states))
+    AND (p_key = '' OR d.key = p_key) AND (p_error = '' OR position(p_error IN d.error) > 0)
+    AND (p_schedule = '' OR starts_with(d.id, '@' || p_schedule || '.'));
+  GET DIAGNOSTICS n = ROW_COUNT;
+  RETURN n;
+END $$;
+
+CREATE FUNCTION counts_1() RETURNS TABLE (pool text, level smallint, state smallint, tasks bigint)
+LANGUAGE sql STABLE AS $$
+  SELECT p.name, l.level, CASE v.state WHEN 3 THEN 2::smallint ELSE v.state END, count(*)
+  FROM live v JOIN lane l ON l.lane = v.lane JOIN pool p ON p.pool = l.pool GROUP BY 1, 2, 3 $$;
+
+CREATE FUNCTION statistics_1() RETURNS TABLE (oldest bigint, dead bigint, bytes bigint)
+LANGUAGE sql STABLE AS $$
+  SELECT coalesce((SELECT ns(clock_timestamp() - min(a.xact_start)) FROM pg_stat_activity a
+      WHERE a.backend_xmin IS NOT NULL AND a.pid <> pg_backend_pid()), 0),
+    coalesce((SELECT s.n_dead_tup FROM pg_stat_user_tables s WHERE s.relid = 'live'::regclass), 0),
+    pg_total_relation_size('live') $$;
+
+CREATE FUNCTION invalidate_1(p_key text, p_prefix bool) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE key k SET forget = true WHERE k.key IN (
+      SELECT x.key FROM key x WHERE CASE WHEN p_prefix THEN starts_with(x.key, p_key)
+        ELSE x.key = p_key END ORDER BY x.key FOR UPDATE)
+    AND EXISTS (SELECT FROM live v WHERE v.id = k.leader AND (v.state = 1 OR v.attempt > 0));
+  DELETE FROM recent r WHERE CASE WHEN p_prefix THEN starts_with(r.key, p_key)
+    ELSE r.key = p_key END;
+  DELETE FROM good g WHERE CASE WHEN p_prefix THEN starts_with(g.key, p_key)
+    ELSE g.key = p_key END;
+END $$;
+
+-- What nodes publish, for those who submit without a node.
+CREATE FUNCTION cards_1() RETURNS TABLE (card bytea) LANGUAGE sql STABLE AS
+  'SELECT n.card FROM node n ORDER BY n.name';
+
+-- -- handlers ----------------------------------------------------------------------------------
+
+CREATE FUNCTION state_load_1(p_key text) RETURNS bytea LANGUAGE sql STABLE AS $$
+  SELECT s.value FROM state s WHERE s.key = p_key AND (s.until IS NULL OR s.until > clock()) $$;
+
+CREATE FUNCTION state_save_1(p_key text, p_value bytea, p_ttl bigint) RETURNS void
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  IF p_value IS NULL THEN
+    DELETE FROM state s WHERE s.key = p_key;
+  ELSIF octet_length(p_value) > 1048576 OR length(p_key) > 200 THEN
+    RAISE EXCEPTION 'a state has at most 1 MiB, and its key 200 characters' USING ERRCODE = '22023';
+  ELSE
+    INSERT INTO state VALUES (p_key, p_value, CASE WHEN p_ttl > 0 THEN later(p_ttl) END)
+    ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value, until = EXCLUDED.until;
+  END IF;
+END $$;
+
+-- Take a lock or keep it for longer; returns who else has it, or NULL.
+CREATE FUNCTION lock_take_1(p_name text, p_holder text, p_token bigint, p_lease bigint) RETURNS text
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE other text;
+BEGIN
+  INSERT INTO lock AS l VALUES (p_name, p_token, p_holder, later(p_lease))
+  ON CONFLICT (name) DO UPDATE SET token = EXCLUDED.token, holder = EXCLUDED.holder,
+    until = EXCLUDED.until WHERE l.token = EXCLUDED.token OR l.until <= clock();
+  IF FOUND THEN RETURN NULL; END IF;
+  SELECT l.holder INTO other FROM lock l WHERE l.name = p_name;
+  RETURN coalesce(other, '');
+END $$;
+
+CREATE FUNCTION lock_release_1(p_name text, p_token bigint) RETURNS void LANGUAGE sql AS
+  'DELETE FROM lock l WHERE l.name = p_name AND l.token = p_token';
+
+-- -- schedules ---------------------------------------------------------------------------------
+
+CREATE FUNCTION wall_ns() RETURNS bigint LANGUAGE sql AS
+  'SELECT (extract(epoch FROM clock()) * 1000000000)::bigint';
+
+CREATE FUNCTION due_1() RETURNS TABLE (name text, plan bytea, turn int, last_ns bigint,
+  now_ns bigint, memory bytea, alive text) LANGUAGE sql STABLE AS $$
+  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory,
+    coalesce((SELECT v.id FROM live v WHERE v.id = s.task), '')
+  FROM schedule s WHERE s.next_ns <= wall_ns() ORDER BY s.name $$;
+
+-- Move a schedule on from a turn; the node submits its runs in the same transaction. NULL: another
+-- node was first.
+CREATE FUNCTION settle_1(p_name text, p_turn int, p_last bigint, p_next bigint, p_memory bytea,
+  p_task text) RETURNS bool LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE schedule s SET turn = s.turn + 1, last_ns = p_last, next_ns = p_next, memory = p_memory,
+    task = coalesce(p_task, s.task)
+  WHERE s.name = p_name AND s.turn = p_turn;
+  RETURN FOUND;
+END $$;
+
+CREATE FUNCTION changes_1(p_after bigint) RETURNS TABLE (number bigint, schedule text, task text,
+  digest text) LANGUAGE sql STABLE AS $$
+  SELECT c.number, c.schedule, c.task, c.digest FROM change c WHERE c.number > p_after
+  ORDER BY c.number LIMIT 1000 $$;
