@@ -13,6 +13,7 @@ import functools
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Set
 
 from musterd.supervisor.core.model.events import SpawnFailed, WorkerExited, WorkerForked
@@ -33,6 +34,7 @@ from musterd.supervisor.processes.orphans import Census
 from musterd.supervisor.processes.spares import Spares
 from musterd.supervisor.processes.tempdirs import Janitor
 
+ENDED_TOKENS_MAX = 100  # of workers whose hello may still be unread
 ENDS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)  # they end a worker that has not begun
 
 
@@ -61,6 +63,7 @@ class ProcessRegistry:
         self._launched: dict[int, WorkerProcess] = {}  # by launch: workers, and those not called
         self._leaving: dict[int, int] = {}  # inits that were alone and end: pid, pidfd
         self._tokens: dict[str, int] = {}
+        self._ended_tokens: deque[str] = deque(maxlen=ENDED_TOKENS_MAX)
         self.strays_due = False  # an init was killed, and its worker's processes are loose
 
     def __bool__(self) -> bool:
@@ -73,8 +76,11 @@ class ProcessRegistry:
         return {record.init_pid for record in self._launched.values()} | self._leaving.keys()
 
     def worker_of(self, token: str) -> int | None:
-        """Return the worker of a token, once: the token is worthless after that."""
-        return self._tokens.pop(token, None)
+        """Return the worker of a token, once: the token is worthless after that.
+
+        0 for a worker that ended before its hello was read.
+        """
+        return 0 if token in self._ended_tokens else self._tokens.pop(token, None)
 
     def look_around(self) -> None:
         """Find and end what dead workers have left."""
@@ -241,7 +247,8 @@ class ProcessRegistry:
         if not record.number:
             return  # a spare has neither token nor directory
         del self.workers[record.number]
-        self._tokens.pop(record.token, None)
+        if self._tokens.pop(record.token, None) is not None:
+            self._ended_tokens.append(record.token)
         if record.init_fd >= 0:
             vouched = alone and record.mode == PIDNS
             self._census.departed(record.mark, record.fork_server.pool, record.index, alone=vouched)

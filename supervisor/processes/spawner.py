@@ -237,7 +237,7 @@ class Spawner:
         return record.pid if record is not None else 0
 
     def worker_of(self, token: str) -> int | None:
-        """Return the worker of a token, once: the token is worthless after that."""
+        """Return the worker of a token, once; 0 for a worker that has ended, None for no worker."""
         return self._registry.worker_of(token)
 
     # -- what happened ------------------------------------------------------------------------

@@ -78,9 +78,10 @@ class WorkerPort:
         except ProtocolError as error:
             self._complain(peer, str(error))
         else:
-            found.append(event)
+            if event is not None:
+                found.append(event)
 
-    def _understand(self, peer: int, frame: Message) -> object:
+    def _understand(self, peer: int, frame: Message) -> object | None:
         if frame is None:
             raise ProtocolError("a message of several frames instead of one")
         message = decode_worker(frame)
@@ -98,12 +99,14 @@ class WorkerPort:
             return events.WaitBegun(worker, lease, request, ids)
         return _event_of(worker, message)
 
-    def _greet(self, peer: int, hello: WorkerHello) -> events.WorkerReady:
+    def _greet(self, peer: int, hello: WorkerHello) -> events.WorkerReady | None:
         if hello.protocol != PROTOCOL:
             raise ProtocolError(f"a worker speaks protocol {hello.protocol}, we {PROTOCOL}")
         worker = self._worker_of(hello.token)
         if worker is None:
             raise ProtocolError("a hello with a token that was never given, or used already")
+        if not worker:
+            return None  # the worker was killed after its hello, and its exit was read first
         self._peers[worker] = peer
         self._workers[peer] = worker
         return events.WorkerReady(worker, hello.width)

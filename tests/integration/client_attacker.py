@@ -1,4 +1,4 @@
-"""python client_attacker.py KIND SOCKET PEERS [ID...]: hostile clients of tasks.sock.
+"""python client_attacker.py KIND SOCKET PEERS AT_LEAST [ID...]: hostile clients of tasks.sock.
 
 Each peer sends as fast as the daemon lets it and reads nothing. A peer that is disconnected
 connects again. The program prints "begun" when every peer has connected once. It runs until
@@ -145,12 +145,14 @@ class Peer:
             return True
 
 
-def attack(kind: str, path: str, peers: int, ids: list[str]) -> None:
+def attack(kind: str, path: str, peers: int, at_least: int, ids: list[str]) -> None:
+    """Attack until standard input is closed and so many connections have ended."""
     selector = selectors.DefaultSelector()
     selector.register(sys.stdin, selectors.EVENT_READ)
     begun = False
     wanted, put_out = peers, 0
-    while True:
+    enough = False
+    while not (enough and put_out >= at_least):
         while wanted:
             try:
                 peer = Peer(kind, path, ids)
@@ -164,8 +166,9 @@ def attack(kind: str, path: str, peers: int, ids: list[str]) -> None:
         for key, _ in selector.select(0.05):
             peer = key.data
             if peer is None:
-                print(put_out)
-                return
+                enough = True
+                selector.unregister(sys.stdin)
+                continue
             try:
                 over = not peer.go_on()
                 if over and peer.hangs_up:
@@ -179,8 +182,9 @@ def attack(kind: str, path: str, peers: int, ids: list[str]) -> None:
                 peer.socket.close()
                 wanted += 1
                 put_out += 1
+    print(put_out)
 
 
 if __name__ == "__main__":
-    kind, path, peers, *ids = sys.argv[1:]
-    attack(kind, path, int(peers), ids)
+    kind, path, peers, at_least, *ids = sys.argv[1:]
+    attack(kind, path, int(peers), int(at_least), ids)

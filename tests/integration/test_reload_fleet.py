@@ -307,17 +307,27 @@ def test_reload_of_a_named_pool_loads_its_code_anew(fleet):
     assert daemon.ctl("reload", "nothing").returncode == 4
 
 
+LOADS_UNTIL = """
+import os, time
+while os.environ.get("COLOUR") == "blue" and not os.path.exists({path!r}):
+    time.sleep(0.01)
+"""
+
+
 def test_kills_in_the_middle_of_a_roll_lose_nothing(fleet, waiting):
     made = fleet(size=3)
     daemon = made.daemon
     before = made.pids("jobs")
     killed = threading.Event()
+    module, go_on = Path(daemon.folder, "jobs.py"), Path(daemon.folder, "go-on")
+    module.write_text(module.read_text() + LOADS_UNTIL.format(path=str(go_on)))
 
     def kill_some() -> None:
         """Kill both fork servers, as soon as there are two, and a worker or two."""
         waiting("two fork servers", lambda: len(fork_servers_of(daemon, "jobs")) > 1)
         for process in fork_servers_of(daemon, "jobs"):
             process.kill()
+        go_on.touch()
         for worker in daemon.pool("jobs").workers[:2]:
             if worker.pid:
                 os.kill(worker.pid, signal.SIGKILL)

@@ -408,10 +408,10 @@ def test_without_descriptors_those_who_come_wait_and_the_loop_rests(stage):
 
 
 class Port:
-    """One worker, 7, with the token "t"."""
+    """One worker, 7, with the token "t"; the worker of the token "ended" has ended."""
 
     def __init__(self, path: Path) -> None:
-        self.port = WorkerPort(path, {"t": 7}.get)
+        self.port = WorkerPort(path, {"t": 7, "ended": 0}.get)
         self.connection = Connection(str(path))
         while not self.connection.ready:
             self.port.receive()
@@ -444,6 +444,15 @@ def test_the_last_results_of_a_worker_are_heard_with_its_end(port):
     assert leases == [1, 2]
     assert port.port.last_words(7) == []
     assert not port.port.malformed
+
+
+def test_a_hello_that_is_read_after_the_end_of_its_worker_is_no_fault(port, caplog):
+    port.say(WorkerHello(PROTOCOL, "ended", 1))
+    assert port.hear() == []
+    assert not port.port.malformed
+    port.say(WorkerHello(PROTOCOL, "made up", 1))
+    assert port.hear() == []
+    assert port.port.malformed == 1
 
 
 def test_before_the_hello_nothing_counts(port, caplog):

@@ -211,7 +211,7 @@ def test_token_of_a_dead_worker_is_worth_nothing(harness: Harness, tmp_path: Pat
     token = _report(tmp_path)["token"]
     harness.spawner.kill(worker)
     harness.wait_for(WorkerExited, worker=worker)
-    assert harness.spawner.worker_of(token) is None
+    assert harness.spawner.worker_of(token) == 0
 
 
 # -- how a worker ends --------------------------------------------------------------------------
