@@ -28,7 +28,7 @@ _worker = msgspec.msgpack.Decoder(WorkerMessage)
 _command = msgspec.msgpack.Decoder(CommandMessage)
 
 
-def _checked(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | bytearray) -> Any:
+def checked(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | bytearray) -> Any:
     if len(frame) > MESSAGE_BYTES_MAX:
         raise ProtocolError(
             f"a message of {len(frame)} bytes is over the limit of {MESSAGE_BYTES_MAX}"
@@ -91,19 +91,19 @@ def find_fault(
 
 def decode_client(frame: bytes | bytearray) -> ClientMessage:
     """Decode a message that a client sent."""
-    return _checked(_client, frame)  # type: ignore[no-any-return]
+    return checked(_client, frame)  # type: ignore[no-any-return]
 
 
 def decode_server(frame: bytes | bytearray) -> ServerMessage:
     """Decode a message that the supervisor sent to a client."""
-    return _checked(_server, frame)  # type: ignore[no-any-return]
+    return checked(_server, frame)  # type: ignore[no-any-return]
 
 
 def decode_worker(frame: bytes | bytearray) -> WorkerMessage:
     """Decode a message that a worker sent."""
-    return _checked(_worker, frame)  # type: ignore[no-any-return]
+    return checked(_worker, frame)  # type: ignore[no-any-return]
 
 
 def decode_command(frame: bytes | bytearray) -> CommandMessage:
     """Decode a message that the supervisor sent to a worker."""
-    return _checked(_command, frame)  # type: ignore[no-any-return]
+    return checked(_command, frame)  # type: ignore[no-any-return]

@@ -16,6 +16,7 @@ SYSTEM_RUNTIME_DIR = Path("/run/musterd")
 CONTROL_SOCKET = "control.sock"
 TASKS_SOCKET = "tasks.sock"
 WORKERS_SOCKET = "workers.sock"
+NODE_SOCKET = "node.sock"
 TASKS_VARIABLE = "MUSTERD_TASKS"
 
 # sun_path of a Unix socket address has 108 bytes, the last for the NUL (unix(7)).
@@ -93,6 +94,11 @@ def tasks_socket(runtime_dir: Path) -> Path:
 def workers_socket(runtime_dir: Path) -> Path:
     """Return the socket of the daemon's workers; ConfigurationError if the path is too long."""
     return fitting(runtime_dir / WORKERS_SOCKET)
+
+
+def node_socket(runtime_dir: Path) -> Path:
+    """Return the socket of the cluster sidecar; ConfigurationError if the path is too long."""
+    return fitting(runtime_dir / NODE_SOCKET)
 
 
 def fitting(socket: Path, key: str = "supervisor.runtime_dir") -> Path:

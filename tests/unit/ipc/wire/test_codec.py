@@ -17,11 +17,14 @@ from musterd.ipc.wire.codec import (
     nests_too_deeply,
 )
 from musterd.ipc.wire.messages import (
+    BATCH_BYTES_MAX,
     BATCH_TASKS_MAX,
+    FAILURE_CHARS_MAX,
     LOW,
     MESSAGE_BYTES_MAX,
     NESTING_MAX,
     PROTOCOL,
+    RESULT_BYTES_MAX,
     TASK_BYTES_MAX,
     Accepted,
     Assign,
@@ -47,12 +50,39 @@ from musterd.ipc.wire.messages import (
     SaveState,
     Stop,
     Submit,
+    TaskDeclaration,
     TaskSpec,
     TaskView,
     Watch,
     Welcome,
     WorkerHello,
     WorkerMessage,
+)
+from musterd.ipc.wire.node_codec import decode_node, decode_sidecar
+from musterd.ipc.wire.node_messages import (
+    ATTEMPTS_MAX,
+    NODE_PROTOCOL,
+    Attempt,
+    AttemptEnd,
+    AttemptProgress,
+    Begun,
+    CancelAttempts,
+    Confirmed,
+    Finish,
+    Granted,
+    Greeting,
+    Held,
+    Holds,
+    LoseAttempts,
+    Membership,
+    NodeMessage,
+    PoolCard,
+    Pools,
+    ProgressMarks,
+    SidecarHello,
+    SidecarMessage,
+    Want,
+    portions,
 )
 from musterd.supervisor.processes.forkserver_messages import ForkServerMessage
 
@@ -77,8 +107,28 @@ MESSAGES = [
     (decode_command, Recall()),
     (decode_command, CancelLease(1)),
     (decode_command, Stop()),
+    (decode_sidecar, SidecarHello(NODE_PROTOCOL, "token")),
+    (decode_sidecar, Membership(3, 7, True, True)),
+    (decode_sidecar, Granted(1, "p", [Attempt(TaskSpec("id", "p.m", b""), 9, 2, 1, 1, "c", 5)])),
+    (decode_sidecar, Confirmed([Held("a", 9)])),
+    (decode_sidecar, CancelAttempts([Held("a", 9)])),
+    (decode_sidecar, LoseAttempts([Held("a", 9)])),
+    (decode_node, Greeting(NODE_PROTOCOL, 3, [Held("a", 9)], 2, True)),
+    (decode_node, Holds([Held("a", 9)])),
+    (decode_node, Pools((PoolCard("p", 4, (TaskDeclaration("m"),), 5, 6, 7, 8, 9),))),
+    (decode_node, Want(1, "p", 4, ("p.m",), 2)),
+    (decode_node, Finish([AttemptEnd("a", 9, "failed", b"", FAILURE, 1, 2, 3, "k", True)])),
+    (decode_node, Begun([Held("a", 9)])),
+    (decode_node, ProgressMarks([AttemptProgress("a", 0.5, "half")])),
 ]
-DECODERS = [decode_client, decode_server, decode_worker, decode_command]
+DECODERS = [
+    decode_client,
+    decode_server,
+    decode_worker,
+    decode_command,
+    decode_sidecar,
+    decode_node,
+]
 every_decoder = pytest.mark.parametrize("decode", DECODERS, ids=lambda decode: decode.__name__)
 every_message = pytest.mark.parametrize(
     ("decode", "message"), MESSAGES, ids=lambda value: type(value).__name__
@@ -262,8 +312,8 @@ def unbounded(kind, place):
 
 @pytest.mark.parametrize(
     "kind",
-    [ClientMessage, WorkerMessage, ForkServerMessage],
-    ids=["client", "worker", "fork_server"],
+    [ClientMessage, WorkerMessage, ForkServerMessage, SidecarMessage, NodeMessage],
+    ids=["client", "worker", "fork_server", "sidecar", "node"],
 )
 def test_every_value_that_a_peer_sends_has_a_bound(kind):
     assert set(unbounded(msgspec.inspect.type_info(kind), "")) <= UNBOUNDED
@@ -290,3 +340,19 @@ def test_every_value_that_a_peer_sends_has_a_bound(kind):
 def test_a_value_of_a_worker_that_no_store_can_hold_is_a_protocol_error(message):
     with pytest.raises(ProtocolError, match="malformed"):
         decode_worker(encode(message))
+
+
+def test_ends_are_cut_into_messages_by_number_and_size():
+    small = [AttemptEnd(str(number), 1, "untouched") for number in range(1, ATTEMPTS_MAX + 2)]
+    assert [len(part) for part in portions(small)] == [ATTEMPTS_MAX, 1]
+    large = [AttemptEnd("a", 1, "succeeded", bytes(BATCH_BYTES_MAX // 2 + 1))] * 3
+    assert [len(part) for part in portions([*large, *small[:2]])] == [1, 1, 3]
+    assert not list(portions([]))
+
+
+def test_the_largest_end_fits_into_a_message():
+    failure = Failure("error", message="é" * FAILURE_CHARS_MAX, traceback="é" * FAILURE_CHARS_MAX)
+    small = [AttemptEnd(str(number), 1, "failed", b"", failure) for number in range(1, 20)]
+    large = AttemptEnd("a", 1, "succeeded", bytes(RESULT_BYTES_MAX))
+    for part in portions([*small, large, *small]):
+        decode_node(encode(Finish(part)))

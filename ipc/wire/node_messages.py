@@ -1,0 +1,232 @@
+"""Every message on node.sock, between the supervisor and the cluster sidecar of its machine.
+
+    node.sock   sidecar  DEALER -> ROUTER  SidecarMessage     SidecarHello first
+                sidecar  DEALER <- ROUTER  NodeMessage        Greeting first
+
+The sidecar speaks to the engine (supervisor/cluster/engine.py). The supervisor wants attempts, runs
+them and tells how they ended. Frames are as in messages.py.
+
+Both processes are on one machine and read one monotonic clock. So `expires_at_ns` and `until_ns`
+are instants of that clock, counted by the sidecar from before it asked the engine: a message that
+waits, because a process was stopped, prolongs no lease.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct
+
+from musterd.ipc.wire.messages import (
+    BATCH_BYTES_MAX,
+    NOT_GIVEN,
+    RESULT_BYTES_MAX,
+    Failure,
+    Id,
+    Key,
+    Name,
+    Name32,
+    Nanoseconds,
+    Number,
+    TaskDeclaration,
+    TaskSpec,
+    Word,
+)
+
+NODE_PROTOCOL = 1
+ATTEMPTS_MAX = 1000  # in one message; the sender also cuts at BATCH_BYTES_MAX
+POOLS_MAX = 1000
+NAMES_MAX = 10_000  # tasks that the code of a pool has
+WANT_MAX = 1_000_000  # attempts at once, of all workers of a pool
+
+Count = Annotated[int, Meta(ge=0, le=WANT_MAX)]
+EndKind = Literal["succeeded", "failed", "untouched", "interrupted", "crashed"]
+
+
+class Held(Struct, array_like=True, frozen=True, gc=False):
+    """An attempt that the node has, or had until it told its end."""
+
+    id: Id
+    claim: Number
+
+
+class Attempt(Struct, array_like=True, frozen=True, gc=False):
+    """One attempt of one task, granted to this node."""
+
+    spec: TaskSpec
+    claim: Number
+    attempt: Annotated[int, Meta(ge=1, le=2**31)]  # 1 for the first
+    crashes: Number = 0
+    interruptions: Number = 0
+    policy: Name32 = ""  # its resilience class: that of the submit, else of its target
+    expires_at_ns: Nanoseconds = 0  # never to begin after; 0: no limit
+
+
+class AttemptEnd(Struct, array_like=True, frozen=True, gc=False):
+    """How an attempt ended. A failure with `retry_ns` is tried again after that time."""
+
+    id: Id
+    claim: Number
+    kind: EndKind
+    value: Annotated[bytes, Meta(max_length=RESULT_BYTES_MAX)] = b""
+    failure: Failure | None = None
+    run_ns: Nanoseconds = 0
+    retry_ns: Annotated[int, Meta(ge=NOT_GIVEN, le=2**62)] = NOT_GIVEN
+    patience_ns: Nanoseconds = 0  # how long the retry may wait for its site's budget
+    clears: Key = ""  # key of the state that a success makes obsolete
+    keeps: bool = False  # a success is remembered as the last good result of its key
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that dominate the message."""
+        failure = self.failure
+        words = len(failure.message) + len(failure.traceback) if failure is not None else 0
+        return len(self.value) + words
+
+
+class PoolCard(Struct, array_like=True, frozen=True):
+    """What the node says about one of its clustered pools."""
+
+    name: Name
+    places: Count  # tasks that it runs at once
+    tasks: Annotated[tuple[TaskDeclaration, ...], Meta(max_length=NAMES_MAX)]
+    queue_size: Number
+    aging_ns: Nanoseconds
+    max_crashes: Number
+    cache_ns: Nanoseconds
+    debounce_ns: Nanoseconds
+
+
+Attempts = Annotated[list[Attempt], Meta(max_length=ATTEMPTS_MAX)]
+Ends = Annotated[list[AttemptEnd], Meta(max_length=ATTEMPTS_MAX)]
+HeldList = Annotated[list[Held], Meta(max_length=ATTEMPTS_MAX)]
+
+# -- sidecar -> supervisor --------------------------------------------------------------------
+
+
+class SidecarHello(Struct, array_like=True, tag="cluster", frozen=True):
+    """Say that the sidecar is there, with the token that it was started with."""
+
+    protocol: Number
+    token: Word
+
+
+class Membership(Struct, array_like=True, tag="member", frozen=True):
+    """What the engine says about this node, after each heartbeat and when that changes."""
+
+    tenure: Number  # 0: none
+    until_ns: Nanoseconds  # the end of the lease
+    away: bool = False  # the engine does not answer
+    draining: bool = False
+
+
+class Granted(Struct, array_like=True, tag="granted", frozen=True, gc=False):
+    """Answer a Want, which is used up by that; attempts may come in several messages."""
+
+    request: Number
+    pool: Name
+    attempts: Attempts
+
+
+class Confirmed(Struct, array_like=True, tag="confirmed", frozen=True, gc=False):
+    """The engine has heard of these ends, whether they counted or not."""
+
+    held: HeldList
+
+
+class CancelAttempts(Struct, array_like=True, tag="cancel", frozen=True):
+    """Somebody has cancelled these tasks."""
+
+    held: HeldList
+
+
+class LoseAttempts(Struct, array_like=True, tag="lost", frozen=True):
+    """These attempts are not ours any more: how they end does not count."""
+
+    held: HeldList
+
+
+SidecarMessage = SidecarHello | Membership | Granted | Confirmed | CancelAttempts | LoseAttempts
+
+# -- supervisor -> sidecar --------------------------------------------------------------------
+
+
+class Greeting(Struct, array_like=True, tag="greeting", frozen=True):
+    """What the node has, for a sidecar that takes over. More of `held` may follow in Holds.
+
+    `unconfirmed` ends follow in Finish. The sidecar lets the engine hear of these first, under the
+    tenure given here, then of what is held: whatever else the tenure had goes back.
+    """
+
+    protocol: Number
+    tenure: Number  # of the sidecar before; 0: none
+    held: HeldList  # attempts that have not ended
+    unconfirmed: Number
+    more: bool = False
+
+
+class Holds(Struct, array_like=True, tag="holds", frozen=True):
+    """The next part of what a Greeting tells."""
+
+    held: HeldList
+    more: bool = False
+
+
+class Pools(Struct, array_like=True, tag="pools", frozen=True):
+    """The clustered pools, all of them, when they are known and when they change."""
+
+    cards: Annotated[tuple[PoolCard, ...], Meta(max_length=POOLS_MAX)]
+
+
+class Want(Struct, array_like=True, tag="want", frozen=True):
+    """Want attempts of a pool; replaces the pool's Want before.
+
+    `seen` attempts of this pool have arrived over this connection. What was sent beyond that was on
+    its way when this was written, and counts towards `count`.
+    """
+
+    request: Number
+    pool: Name
+    count: Count
+    names: Annotated[tuple[Name, ...], Meta(max_length=NAMES_MAX)]  # what the node's code has
+    seen: Number
+
+
+class Finish(Struct, array_like=True, tag="finish", frozen=True, gc=False):
+    """Attempts that have ended; each is answered in a Confirmed, sooner or later."""
+
+    ends: Ends
+
+
+class Begun(Struct, array_like=True, tag="begun", frozen=True):
+    """Attempts that run: if the node is lost, that is a crash of theirs."""
+
+    held: HeldList
+
+
+class AttemptProgress(Struct, array_like=True, frozen=True, gc=False):
+    id: Id
+    fraction: Annotated[float, Meta(ge=0, le=1)]
+    text: Annotated[str, Meta(max_length=500)] = ""
+
+
+class ProgressMarks(Struct, array_like=True, tag="progress", frozen=True):
+    """How far attempts are: at most one mark a second of each."""
+
+    marks: Annotated[list[AttemptProgress], Meta(max_length=ATTEMPTS_MAX)]
+
+
+NodeMessage = Greeting | Holds | Pools | Want | Finish | Begun | ProgressMarks
+
+
+def portions(ends: list[AttemptEnd]) -> Iterator[list[AttemptEnd]]:
+    """Cut ends into messages of ATTEMPTS_MAX and, but for one large end, BATCH_BYTES_MAX."""
+    portion: list[AttemptEnd] = []
+    size = 0
+    for end in ends:
+        if portion and (len(portion) == ATTEMPTS_MAX or size + end.size > BATCH_BYTES_MAX):
+            yield portion
+            portion, size = [], 0
+        portion.append(end)
+        size += end.size
+    if portion:
+        yield portion
