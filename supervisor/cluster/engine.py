@@ -320,9 +320,12 @@ class Engine(Protocol):
         """Begin a tenure; the claims of this identity's last one go back at once."""
 
     def rejoin(self, tenure: int, running: Sequence[Held]) -> list[str]:
-        """Register running claims after a restart of the server; return the ids that are lost.
+        """Register all running claims of a node; return the ids that are lost.
 
-        After a restart nothing is granted to anybody before each live node has done this.
+        After a restart of the server nothing is granted to anybody before each live node has done
+        this. Whatever else the tenure has goes back: it was granted in an answer that never
+        arrived, or to a sidecar that is dead. Ends are to be finished before, and not called
+        running: a claim that was forgotten would be made again.
         """
 
     def beat(self, tenure: int) -> Orders: ...

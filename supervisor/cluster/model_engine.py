@@ -119,6 +119,10 @@ class ModelEngine(Ends):
                 task.begun = task.ran = True
             elif task is None or (task.tenure, task.claim) != (tenure, held.claim):
                 lost.append(held.id)
+        has = {(held.id, held.claim) for held in running}
+        for task in list(self.board.claimed()):
+            if task.tenure == tenure and (task.spec.id, task.claim) not in has:
+                self.node_lost(task)  # granted in an answer that never arrived
         return lost
 
     def beat(self, tenure: int) -> Orders:

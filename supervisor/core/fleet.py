@@ -15,7 +15,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from musterd.ipc.wire.messages import Outcome, TaskSpec
+from musterd.ipc.wire.messages import Failure, Outcome, TaskSpec
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Action, rank_of
@@ -31,6 +31,7 @@ from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.reload import Parts, Reload
 from musterd.supervisor.core.shutdown import Phase, Shutdown
+from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.tasks.coalescing import GOOD, Coalescing
 from musterd.supervisor.core.tasks.endings import Endings
 from musterd.supervisor.core.tasks.gatekeeper import BUDGET, Gatekeeper
@@ -75,16 +76,17 @@ class Fleet:
         for each in policy.pools:
             state.pools[each.name] = Pool(each, policy.retry, keeper, disk_queue)
         self._retries = retries = Retries(state, ledger, leases, keeper)
-        self._endings = endings = Endings(state, ledger, leases, keeper, retries)
+        self._claims = claims = Claims(state, leases)
+        self._endings = endings = Endings(state, ledger, leases, keeper, retries, claims=claims)
         self._lifecycle = lifecycle = WorkerLifecycle(state, leases, endings)
         self._pauses = pauses = Pauses(state, ledger, leases)
         self._autoscale = Autoscale(state, lifecycle)
         self._governor = Governor(state, lifecycle)
-        self._handler_requests = HandlerRequests(state, ledger, coalescing)
+        self._handler_requests = HandlerRequests(state, ledger, coalescing, claims)
         self._waits = Waits(state, disk_queue, self._autoscale.bound)
         self._schedules = schedules = Schedules(state, ledger, intake)
         self.sidecars = make_sidecars(state)
-        self._shutdown = Shutdown(state, ledger, lifecycle, self.sidecars)
+        self._shutdown = Shutdown(state, ledger, lifecycle, self.sidecars, claims)
         self._recycling = lifecycle.recycling
         self._replacement = lifecycle.replacement
         self._health_checks = HealthChecks(state, leases, lifecycle.recycling)
@@ -100,9 +102,15 @@ class Fleet:
             governor=self._governor,
             retries=retries,
             sidecars=self.sidecars,
+            claims=claims,
         )
         self._reload = Reload(state, parts)
-        self._handlers: Handlers = {**self._of_tasks(), **self._of_workers(), **self._of_people()}
+        self._handlers: Handlers = {
+            **self._of_tasks(),
+            **self._of_workers(),
+            **self._of_the_cluster(),
+            **self._of_people(),
+        }
 
         # By Fact.kind: which part takes the facts that are read at the start.
         self._facts: dict[str, Callable[[events.FactsRecovered], None]] = {
@@ -193,6 +201,19 @@ class Fleet:
             events.SidecarExited: lambda event: self.sidecars[event.name].exited(event),
         }
 
+    def _of_the_cluster(self) -> Handlers:
+        """Return the handlers for what the cluster sidecar tells."""
+        claims = self._claims
+        return {
+            events.ClusterConnected: claims.connected,
+            events.ClusterDisconnected: claims.disconnected,
+            events.MembershipTold: claims.membership,
+            events.AttemptsGranted: claims.granted,
+            events.AttemptsCancelled: claims.cancelled,
+            events.AttemptsLost: claims.lost,
+            events.EndsConfirmed: claims.confirmed,
+        }
+
     def _started(self, _: events.Started) -> None:
         self._lifecycle.started()
         self._health_checks.begin()
@@ -247,6 +268,8 @@ class Fleet:
         assert now_ns >= state.now_ns, "time does not go back"
         state.now_ns = now_ns
         self._handlers[type(event)](event)
+        if self._claims.awake:
+            self._claims.before_dispatch()
         if self._replacement.rolling:
             self._replacement.advance()
         if self._reload.removing:
@@ -256,6 +279,8 @@ class Fleet:
         self._dispatch()
         if not state.recovering:
             self._settle()
+        if self._claims.awake:
+            self._claims.after_dispatch()
         self._ledger.close_page()
         if self._shutdown.phase != Phase.UP:
             self._shutdown.advance()
@@ -363,6 +388,7 @@ class Fleet:
         self._keeper.validate()
         self._replacement.validate()
         self._coalescing.validate()
+        self._claims.validate()
         self._disk_queue.validate()
         unstored = self._ledger.unstored()
         for name, pool in state.pools.items():
@@ -419,6 +445,12 @@ class _Hooks:
 
     def owes(self, task: Task, ready_ns: int) -> bool:
         return self._fleet._retries.owes(task, ready_ns)
+
+    def claim_begun(self, task: Task) -> None:
+        self._fleet._claims.begun(task)
+
+    def claim_ended(self, task: Task, state: str, failure: Failure | None, run_ns: int) -> None:
+        self._fleet._claims.ended(task, state, failure, run_ns)
 
 
 def _in_turn(*handlers: Callable[[Any], None]) -> Callable[[Any], None]:

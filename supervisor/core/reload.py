@@ -27,6 +27,7 @@ from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
+from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.tasks.coalescing import Coalescing
 from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
 from musterd.supervisor.core.tasks.intake import Intake, Late
@@ -55,6 +56,7 @@ class Parts(Struct, frozen=True):
     governor: Governor
     retries: Retries
     sidecars: dict[str, Sidecar]
+    claims: Claims
 
 
 class Reload:
@@ -81,6 +83,7 @@ class Reload:
         parts.governor.follow()
         for sidecar in parts.sidecars.values():
             sidecar.follow()
+        parts.claims.follow()
         parts.schedules.follow(policy.schedules)
         wanted = {each.name: each for each in policy.pools}
         self._asked = {name: asked for name, asked in self._asked.items() if name in wanted}

@@ -5,7 +5,7 @@
     drain    running tasks may end, for drain_timeout; a second request ends this phase at once
     stop     running tasks are interrupted (SIGTERM), then killed; a third request kills at once
     cleanup  the configured functions run, for cleanup_timeout; a third request ends this phase
-    close    the daemon waits for writes under way, then exits
+    close    the daemon waits for writes under way, and for the cluster to hear of ends, then exits
 
 Queued tasks stay in the store. No phase is skipped without a line in the log.
 """
@@ -17,6 +17,7 @@ from musterd.supervisor.core.model.actions import Exit, RunCleanup
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.slot import Slot
 from musterd.supervisor.core.model.state import State
+from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.sidecar import Sidecar
 
@@ -42,11 +43,13 @@ class Shutdown:
         ledger: Ledger,
         lifecycle: WorkerLifecycle,
         sidecars: dict[str, Sidecar],
+        claims: Claims,
     ) -> None:
         self._state = state
         self._ledger = ledger
         self._lifecycle = lifecycle
         self._sidecars = sidecars
+        self._claims = claims
         self._requests = 0
         self._entered_ns = 0
         self.phase = Phase.UP
@@ -128,7 +131,8 @@ class Shutdown:
 
     def _close_over(self) -> None:
         if self.phase == Phase.CLOSE:
-            self._enter(Phase.OVER, "the store did not finish in time")
+            late = "the cluster" if self._ledger.settled else "the store"
+            self._enter(Phase.OVER, f"{late} did not finish in time")
             self._state.out.append(Exit())
 
     def advance(self) -> None:
@@ -141,6 +145,6 @@ class Shutdown:
             self._state.out.append(RunCleanup(policy.cleanup, policy.cleanup_timeout_ns))
             due_ns = self._state.now_ns + policy.cleanup_timeout_ns + CLEANUP_SLACK_NS
             self._state.timers.at(due_ns, self._cleanup_over)
-        if self.phase == Phase.CLOSE and self._ledger.settled:
+        if self.phase == Phase.CLOSE and self._ledger.settled and self._claims.settled:
             self._enter(Phase.OVER)
             self._state.out.append(Exit())

@@ -15,7 +15,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from random import Random
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -60,6 +62,9 @@ from musterd.supervisor.system.background_calls import BackgroundCalls
 from musterd.supervisor.system.threads import ThreadWatch
 from musterd.supervisor.views import fleet as fleet_view
 from musterd.supervisor.views.metrics import Figures
+
+if TYPE_CHECKING:
+    from musterd.supervisor.sockets.node import NodePort
 
 HOUSEKEEPING_NS = 1_000_000_000
 # The store's threads and the loop share the interpreter. At Python's default of 5 ms the loop may
@@ -108,6 +113,7 @@ class Daemon:
             leave=self._leave,
             log_tasks=config.supervisor.log_tasks,
             tasks_socket=str(directories.tasks_socket(self._runtime)),
+            node=self._node,
         )
         self._due_ns = 0  # when _hear_clock() has something to do
         self._housekeeping_ns = self._started_ns + HOUSEKEEPING_NS
@@ -164,6 +170,7 @@ class Daemon:
         self._workers = WorkerPort(sockets[0], self._spawner.worker_of)
         undo.callback(self._workers.close)
         undo.callback(sockets[0].unlink, missing_ok=True)
+        self._node = self._open_node(undo, sockets)
         with binding(sockets[1]):
             self._clients = ClientPort(sockets[1], secrets.token_hex(8), gid, tasks)
         undo.callback(self._clients.close)
@@ -196,6 +203,19 @@ class Daemon:
         self._sidecars: SidecarProcesses = SidecarProcesses(self.outputs)
         undo.callback(self._sidecars.close)
 
+    def _open_node(self, undo: contextlib.ExitStack, sockets: list[Path]) -> "NodePort | None":
+        """Listen for the cluster sidecar, if a pool is clustered."""
+        if not any(pool.clustered for pool in self.fleet.policy.pools):
+            return None
+        from musterd.supervisor.sockets.node import NodePort
+
+        path = directories.node_socket(self._runtime)
+        sockets.append(path)
+        node = NodePort(path)
+        undo.callback(node.close)
+        undo.callback(path.unlink, missing_ok=True)
+        return node
+
     # -- the loop -----------------------------------------------------------------------------
 
     def run(self) -> bool:
@@ -213,6 +233,8 @@ class Daemon:
         self._signals.open()
         parts = (self._workers, self._store, self._spawner, self._control, self._signals)
         others = (self._clients, self._calls, self.outputs, self._memory, self._sidecars)
+        if self._node is not None:
+            self._epoll.register(self._node.fileno(), select.EPOLLIN)
         for part in (*parts, *others):
             self._epoll.register(part.fileno(), select.EPOLLIN)
         gc.collect()
@@ -367,7 +389,10 @@ class Daemon:
         self.feed(event)
 
     def _hear_the_rest(self, ready: list[int]) -> None:
-        """Hear the parts whose news nobody waits for."""
+        """Hear the parts whose news nobody waits for, and the cluster where there is one."""
+        if self._node is not None:
+            for event in self._node.receive():
+                self.feed(event)
         if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
             self.feed(sample)
         if self._sidecars.fileno() in ready:
@@ -406,6 +431,8 @@ class Daemon:
             self._runner.report(report)
         self._clients.tidy_up(self._lookups.awaited_bytes)
         self._workers.tidy_up()
+        if self._node is not None:
+            self._node.tidy_up()
         self._trimming.look(now_ns, self._config.store, self._clock.forgets())
 
     # -- the shell, as its parts see it (shell.py) ----------------------------------------------
@@ -479,6 +506,7 @@ class Daemon:
             self._control.close,
             self._clients.close,
             self._workers.close,
+            self._node.close if self._node is not None else _nothing,
             self._store.close,
             self._signals.close,
             self._epoll.close,
@@ -488,6 +516,9 @@ class Daemon:
         clean = _do_all(steps)
         log.note("daemon.stopped")
         return clean
+
+
+def _nothing() -> None: ...
 
 
 def _do_all(steps: Iterable[Callable[[], object]]) -> bool:

@@ -12,7 +12,7 @@ dump     KillWorker(dump=True) asks for the worker's stacks and kills DUMP_PAUSE
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -57,6 +57,9 @@ from musterd.supervisor.store.interface import (
 from musterd.supervisor.store.requests import BUSY
 from musterd.supervisor.system.background_calls import BackgroundCalls
 
+if TYPE_CHECKING:  # nobody without a cluster pays for it
+    from musterd.supervisor.sockets.node import ClusterAction, NodePort
+
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
 LOSSES = ("worker.crashed", "worker.fatal")  # reports that tell what the worker said last
 RETURNS = ("task.retry", "task.crashed", "task.interrupted")  # the task will run once more
@@ -80,8 +83,10 @@ class ActionRunner:
         leave: Callable[[], None],
         log_tasks: int,
         tasks_socket: str,
+        node: "NodePort | None" = None,
     ) -> None:
-        """`leave` ends the loop; `tasks_socket` is where a worker's own Client() finds us."""
+        """`leave` ends the loop; `tasks_socket` is where a worker's own Client() finds us; `node`
+        is for the cluster sidecar, None where no pool is clustered."""
         self._shell = shell
         self._store = store
         self._spawner = spawner
@@ -92,6 +97,7 @@ class ActionRunner:
         self._sidecars = sidecars
         self._calls = calls
         self._reloading = reloading
+        self._node = node
         self.task_lines = TaskLines(shell.fleet, log_tasks)
         self._kills: list[tuple[int, int]] = []  # (when, worker): after their stacks were asked for
         self._tasks_socket = tasks_socket
@@ -114,9 +120,7 @@ class ActionRunner:
             actions.TellProgress: lambda a: clients.progress(a.peers, a.note),
             actions.FindState: self._find_state,
             actions.AnswerState: lambda a: workers.answer_state(a.worker, a.request, None),
-            actions.AnswerLock: lambda a: workers.answer_lock(
-                a.worker, a.request, a.taken, a.holder, a.error
-            ),
+            actions.AnswerLock: self._answer_lock,
             actions.AnswerWait: self._answer_wait,
             actions.StartForkServer: self._start_fork_server,
             actions.StopForkServer: lambda a: spawner.stop_fork_server(a.pool, a.build),
@@ -134,6 +138,10 @@ class ActionRunner:
             actions.StartSidecar: self._start_sidecar,
             actions.StopSidecar: lambda a: sidecars.signal(a.name, a.number, signal.SIGTERM),
             actions.KillSidecar: lambda a: sidecars.signal(a.name, a.number, signal.SIGKILL),
+            actions.GreetCluster: self._tell_sidecar,
+            actions.ShowPools: self._tell_sidecar,
+            actions.WantAttempts: self._tell_sidecar,
+            actions.TellCluster: self._tell_sidecar,
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,
             actions.Exit: lambda _: leave(),
@@ -170,6 +178,13 @@ class ActionRunner:
             self._dead.take(action.finished)
         if self._store.immediate:
             self._shell.feed(events.Persisted(action.ticket))
+
+    def _answer_lock(self, a: actions.AnswerLock) -> None:
+        self._workers.answer_lock(a.worker, a.request, a.taken, a.holder, a.error)
+
+    def _tell_sidecar(self, action: "ClusterAction") -> None:
+        assert self._node is not None, "nobody has said hello"
+        self._node.perform(action)
 
     def _withdraw(self, action: actions.Withdraw) -> None:
         def withdrawn(seqs: list[int]) -> None:

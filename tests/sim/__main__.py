@@ -5,6 +5,7 @@ import sys
 import time
 import traceback
 
+from simulation.cluster import ClusterWorld
 from simulation.profile import PROFILES
 from simulation.runner import SeedFailed, run_seed
 
@@ -14,11 +15,16 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=2000, help="how many (default 2000)")
     parser.add_argument("--start", type=int, default=0, help="the first one (default 0)")
     parser.add_argument("--profile", choices=[each.name for each in PROFILES], default=None)
+    parser.add_argument("--cluster", action="store_true", help="several nodes around one engine")
     parser.add_argument("--failures", type=int, default=5, help="stop after this many")
     options = parser.parse_args()
     began = time.monotonic()
     steps = failed = ran = 0
     for seed in range(options.start, options.start + options.seeds):
+        if options.cluster:
+            ran += 1
+            steps += run_cluster(seed)
+            continue
         if options.profile and PROFILES[seed % len(PROFILES)].name != options.profile:
             continue
         ran += 1
@@ -32,6 +38,13 @@ def main() -> int:
     took = time.monotonic() - began
     print(f"{ran} seeds, {steps} steps, {failed} failed, {took:.1f} s")
     return 1 if failed else 0
+
+
+def run_cluster(seed: int) -> int:
+    """One scenario of several nodes; the first that fails ends the run."""
+    world = ClusterWorld(seed)
+    world.run()
+    return world.steps
 
 
 if __name__ == "__main__":

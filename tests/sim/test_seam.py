@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from simulation.cluster import KINDS, ClusterWorld
 from simulation.outages import Outages
 from simulation.profile import (
     LATER_PROFILES,
@@ -232,7 +233,7 @@ def test_the_shell_carries_out_every_action() -> None:
 
 
 def test_the_simulation_carries_out_every_action() -> None:
-    kinds = [*World.carried_out, *SidecarWorld.carried_out]
+    kinds = [*World.carried_out, *SidecarWorld.carried_out, *ClusterWorld.carried_out]
     assert len(kinds) == len(set(kinds))
     assert {each.__name__ for each in kinds} == ACTIONS
 
@@ -253,6 +254,8 @@ def test_a_few_seeds_tell_the_core_every_event_and_get_every_action(
     monkeypatch.setattr(Fleet, "handle", listen)
     for seed in range(5):
         SidecarWorld(seed).run()
+    for seed in range(3 * len(KINDS)):
+        ClusterWorld(seed).run()
     Timetable(0).run()
     Outages(0).run()
     for seed in (

@@ -16,6 +16,7 @@ from musterd.ipc.wire.messages import (
     TaskDeclaration,
     TaskSpec,
 )
+from musterd.ipc.wire.node_messages import AttemptEnd, AttemptProgress, Held, PoolCard
 from musterd.supervisor.core.model.events import WEB, RetryRequested, TasksSubmitted
 
 # -- order ------------------------------------------------------------------------------------
@@ -365,6 +366,44 @@ class KillSidecar(Action, frozen=True):
 
     number: int
     name: str = WEB
+
+
+# -- the cluster ------------------------------------------------------------------------------
+
+
+class GreetCluster(Action, frozen=True):
+    """Tell a new cluster sidecar what this node has; so many ends follow in a TellCluster."""
+
+    tenure: int
+    held: list[Held]
+    unconfirmed: int
+
+
+class ShowPools(Action, frozen=True):
+    """Tell the cluster sidecar what the clustered pools are."""
+
+    cards: tuple[PoolCard, ...]
+
+
+class WantAttempts(Action, frozen=True):
+    """Want so many attempts of a pool; answered by AttemptsGranted, whenever there are some."""
+
+    request: int
+    pool: str
+    count: int
+    names: tuple[str, ...]
+    seen: int  # attempts of this pool that came over this connection
+
+
+class TellCluster(Action, frozen=True, gc=False):
+    """Tell the cluster sidecar how attempts ended, which of them run, and how far they are.
+
+    Ends are answered by EndsConfirmed.
+    """
+
+    ends: list[AttemptEnd]
+    begun: list[Held]
+    marks: list[AttemptProgress]
 
 
 # -- the daemon itself ------------------------------------------------------------------------

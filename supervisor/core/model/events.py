@@ -9,6 +9,7 @@ from typing import Self
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
+from musterd.ipc.wire.node_messages import Attempt, Held
 from musterd.supervisor.core.model.policy import FleetPolicy
 
 # The names of the sidecars.
@@ -412,6 +413,50 @@ class SidecarExited(Struct, frozen=True):
     reason: str
     fatal: bool = False  # trying again will not help
     name: str = WEB
+
+
+# -- the cluster (core/tasks/claims.py) --------------------------------------------------------
+
+
+class ClusterConnected(Struct, frozen=True):
+    """The cluster sidecar has said hello; it knows nothing of the sidecar before it."""
+
+
+class ClusterDisconnected(Struct, frozen=True):
+    """The connection of the cluster sidecar is gone, and what was on its way to it is lost."""
+
+
+class MembershipTold(Struct, frozen=True):
+    """What the engine says about this node."""
+
+    tenure: int  # 0: none
+    until_ns: int  # the end of the lease, by the machine's monotonic clock
+    away: bool = False  # the engine does not answer
+    draining: bool = False
+
+
+class AttemptsGranted(Struct, frozen=True, gc=False):
+    request: int
+    pool: str
+    attempts: list[Attempt]
+
+
+class EndsConfirmed(Struct, frozen=True, gc=False):
+    """The engine has heard of these ends, whether they counted or not."""
+
+    held: list[Held]
+
+
+class AttemptsCancelled(Struct, frozen=True):
+    """Somebody has cancelled the tasks of these attempts."""
+
+    held: list[Held]
+
+
+class AttemptsLost(Struct, frozen=True):
+    """These attempts are not ours any more: how they end does not count."""
+
+    held: list[Held]
 
 
 # -- commands of operators --------------------------------------------------------------------

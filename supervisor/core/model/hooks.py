@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from musterd.ipc.wire.messages import Outcome, TaskSpec
+from musterd.ipc.wire.messages import Failure, Outcome, TaskSpec
 from musterd.supervisor.core.model.gates import Site
 from musterd.supervisor.core.model.task import Task
 
@@ -40,3 +40,9 @@ class Hooks(Protocol):
 
     def owes(self, task: Task, ready_ns: int) -> bool:
         """Whether a retry has to wait until the budget of its site can pay for it."""
+
+    def claim_begun(self, task: Task) -> None:
+        """An attempt of the cluster runs."""
+
+    def claim_ended(self, task: Task, state: str, failure: Failure | None, run_ns: int) -> None:
+        """An attempt of the cluster has ended without a result."""

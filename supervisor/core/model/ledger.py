@@ -196,13 +196,17 @@ class Ledger:
     def change(self, task: Task, *, wait_ns: int = 0, begun: bool = False) -> None:
         """Note the counts of a live task; nothing waits for it."""
         task.begun_recorded = begun
+        if task.claim is not None:
+            if begun:
+                self._hooks.claim_begun(task)
+            return
         self._changed.append(
             LiveRecord(task.seq, task.attempt, task.crashes, task.interruptions, wait_ns, begun)
         )
 
     def failed(self, task: Task, failure: Failure, worker: str) -> None:
         """Note the failure of the attempt that has just ended, unless we stopped it."""
-        if failure.kind != CANCEL_FAILURE:
+        if failure.kind != CANCEL_FAILURE and task.claim is None:
             ordinal = task.attempt + task.crashes
             self._failed.append(AttemptRecord(task.seq, ordinal, task.attempt, worker, failure))
 
@@ -242,7 +246,13 @@ class Ledger:
         stale: bool = False,
         fallback: bool = False,
     ) -> None:
-        """End a task, in the one way there is. Clients are told once the end is on disk."""
+        """End a task, in the one way there is. Clients are told once the end is on disk.
+
+        An attempt of the cluster is not on disk: the end of its task is the engine's.
+        """
+        if task.claim is not None:
+            self._hooks.claim_ended(task, state, failure, run_ns)
+            return
         spec = task.spec
         own = Outcome(
             spec.id, state, value, failure, task.attempt, run_ns, stale, fallback=fallback

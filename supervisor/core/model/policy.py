@@ -61,6 +61,7 @@ class PoolPolicy(Struct, frozen=True):
     spare: bool = True  # keep a process ready for the next worker
     cache_ns: int = 30 * SECOND_NS  # age of a cached result where a task gives none ...
     debounce_ns: int = 500 * MILLISECOND_NS  # ... and of a submit, for debounce
+    clustered: bool = False  # its tasks come from the cluster
 
 
 class GatePolicy(Struct, frozen=True):
@@ -159,3 +160,4 @@ class FleetPolicy(Struct, frozen=True):
     alerts: str = ""  # the build of the process that sends alerts
     events: str = ""  # the build of the process that publishes events
     cleanup: tuple[str, ...] = ()  # functions that run at shutdown
+    fence_stops: bool = False  # interrupt attempts of the cluster when the node's lease is over

@@ -43,6 +43,9 @@ UNKNOWN_COST_NS = 1 << 62
 WORTH_NS = MILLISECOND_NS // 2
 WINDOW_BYTES_MAX = 1024 * 1024  # of arguments in one message to a worker
 LANE_HEAD = 4  # tasks of each lane that stay in memory in any case: no wait for the disk
+# The lane of attempts of the cluster: in the order of their grants, whatever their sites. No target
+# has this name, so no tail of it is on disk.
+CLAIMED_LANE = "\0claimed"
 TASK_BYTES = 1024  # of a task in memory besides its arguments: measured 0.9 to 1.1 KB
 
 
@@ -152,6 +155,12 @@ class PoolQueue:
             task.lane = lane
             lane.tasks.append(task)
 
+    def push_claimed(self, task: Task, now_ns: int) -> None:
+        """Push an attempt of the cluster, which is never on disk."""
+        task.state = TaskState.QUEUED
+        task.queued_ns = now_ns
+        self._enter(task, CLAIMED_LANE).tasks.append(task)
+
     def push_early(self, task: Task, now_ns: int) -> bool:
         """Push a task that is not on disk yet; False if its place is in the disk tail."""
         key = self._key_of(task)
@@ -190,7 +199,7 @@ class PoolQueue:
     def push_front(self, task: Task) -> None:
         """Put back a task that was not done, before the tasks that came after it."""
         task.state = TaskState.QUEUED
-        lane = self._enter(task, self._key_of(task))
+        lane = self._enter(task, CLAIMED_LANE if task.claim is not None else self._key_of(task))
         lane.tasks.appendleft(task)
         if self.disk_queue is not None:
             self.disk_queue.let_in(lane)

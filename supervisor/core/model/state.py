@@ -21,6 +21,7 @@ class State:
         self.timers = Timers()
         self.pools: dict[str, Pool] = {}
         self.tasks: dict[str, Task] = {}  # by id: every task that has not ended and is in memory
+        self.claimed: dict[str, Task] = {}  # those of `tasks` that are attempts of the cluster
         self.workers: dict[int, Slot] = {}  # by number: every process that has not ended
         self.memory = MemoryUse(policy.memory)
         self.wall_offset_ns: int | None = None  # wall clock minus monotonic clock, if known
@@ -68,7 +69,7 @@ class State:
                 worker=slot.name if slot is not None else "",
                 task=task.spec.id if task is not None else "",
                 attempt=task.attempt if task is not None else 0,
-                target=task.spec.target if task is not None else target,
+                target=_site_of(task) if task is not None else target,
                 phase=phase,
                 reason=reason,
                 seconds=seconds,
@@ -76,3 +77,7 @@ class State:
                 count=count,
             )
         )
+
+
+def _site_of(task: Task) -> str:
+    return task.claim.target if task.claim is not None else task.spec.target

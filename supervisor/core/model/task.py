@@ -72,6 +72,21 @@ class Debt(Struct, gc=False):
     failure: Failure  # of the last attempt
 
 
+class Claim(Struct, gc=False):
+    """What an attempt of the cluster brings along (core/tasks/claims.py).
+
+    Its site, key and budget are decided by the engine, so the spec of its task names none of them.
+    """
+
+    number: int  # fences its end, together with the node's tenure
+    attempt: int  # as the engine counts
+    target: str
+    backoff: BackoffPolicy
+    counts: tuple[str, ...] | None  # exceptions that its site's breaker counts
+    keeps: bool  # its result is of use as the last good one
+    lost: bool = False  # it is not ours any more: its end is told to nobody
+
+
 class Task(Struct, gc=False):
     # gc=False: cycles with slot and lane are always cut when the task leaves them.
     seq: int
@@ -106,6 +121,7 @@ class Task(Struct, gc=False):
     debt: Debt | None = None  # the budget has yet to pay for its next attempt
     put_off_ns: int = 0  # until when the task waits for that
     alone: bool = False  # its worker was lost while it ran beside others: never again beside
+    claim: Claim | None = None  # an attempt of the cluster; None: a local task
 
     @property
     def priority(self) -> int:
@@ -160,6 +176,8 @@ class Task(Struct, gc=False):
 
     @property
     def backoff(self) -> BackoffPolicy:
+        if self.claim is not None:
+            return self.claim.backoff
         gate = self.gate
         own = gate.backoff if gate is not None else None
         return own or self.route.pool.retry.backoff

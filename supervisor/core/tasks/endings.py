@@ -29,6 +29,7 @@ from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS
 from musterd.supervisor.core.model.slot import Slot
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task
+from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
 from musterd.supervisor.core.tasks.leases import Leases
 from musterd.supervisor.core.tasks.retries import Retries
@@ -40,9 +41,17 @@ INTERRUPTIONS_MAX = 20  # shutdowns and recycles that one task may survive: no t
 
 class Endings:
     def __init__(
-        self, state: State, ledger: Ledger, leases: Leases, keeper: Gatekeeper, retries: Retries
+        self,
+        state: State,
+        ledger: Ledger,
+        leases: Leases,
+        keeper: Gatekeeper,
+        retries: Retries,
+        *,
+        claims: Claims,
     ) -> None:
         self._state = state
+        self._claims = claims
         self._ledger = ledger
         self._leases = leases
         self._keeper = keeper
@@ -78,6 +87,7 @@ class Endings:
             return  # news of a worker that was given up: its tasks went to others
         leases = slot.leases
         succeed = self._ledger.succeed
+        claimed = self._state.claimed
         runs = slot.pool.run_times
         count = 0
         for completion in event.completions:
@@ -100,7 +110,9 @@ class Endings:
                 if cost_ns == UNKNOWN_COST_NS
                 else cost_ns + (run_ns - cost_ns) // COST_SMOOTHING
             )
-            if completion.failure is None:
+            if claimed and task.claim is not None and completion.failure is None:
+                self._claims.succeeded(task, completion)
+            elif completion.failure is None:
                 if completion.clears:  # in the same transaction as the result
                     self._ledger.remember(STATE, completion.clears, None)
                 succeed(task, completion.value, completion.run_ns)
@@ -140,6 +152,9 @@ class Endings:
         self, task: Task, failure: Failure, delay_ns: int, run_ns: int, slot: Slot
     ) -> None:
         may_help = failure.kind in (ERROR, TIMEOUT)
+        if task.claim is not None:
+            self._claims.failed(task, failure, delay_ns, run_ns, may_help=may_help)
+            return
         if not may_help or task.attempt > task.max_retries:
             self._ledger.finish(task, FAILED, failure=failure, run_ns=run_ns)
             return
@@ -166,6 +181,9 @@ class Endings:
         self, task: Task, why: str = "its worker was stopped in the middle of it"
     ) -> None:
         """Requeue a task that we stopped: no attempt, but INTERRUPTIONS_MAX times at most."""
+        if task.claim is not None:
+            self._claims.interrupted(task, why)
+            return
         task.interruptions += 1
         task.attempt -= 1
         if task.interruptions > INTERRUPTIONS_MAX:
@@ -266,6 +284,9 @@ class Endings:
 
     def _crashed(self, task: Task, slot: Slot, how: str) -> bool:
         task.crashes += 1
+        if task.claim is not None:
+            self._claims.crashed(task, slot, how)
+            return task.crashes > 1
         task.attempt -= 1
         pool = task.route.pool
         if task.crashes >= pool.policy.max_crashes:

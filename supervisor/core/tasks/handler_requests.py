@@ -17,6 +17,7 @@ from musterd.supervisor.core.model.ledger import STATE, Ledger
 from musterd.supervisor.core.model.slot import Slot
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Mark, Task
+from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.tasks.coalescing import Coalescing
 
 PROGRESS_REPORT_NS = 1 * SECOND_NS  # between two entries of one task in `musterctl events`
@@ -47,10 +48,13 @@ class Interest(Struct, frozen=True):
 
 
 class HandlerRequests:
-    def __init__(self, state: State, ledger: Ledger, coalescing: Coalescing) -> None:
+    def __init__(
+        self, state: State, ledger: Ledger, coalescing: Coalescing, claims: Claims
+    ) -> None:
         self._state = state
         self._ledger = ledger
         self._coalescing = coalescing
+        self._claims = claims
         self.locks: dict[str, Lock] = {}  # that are held, by name
         self._interests: dict[int, Interest] = {}  # by lease
         self._due_ns = 0  # when the first waiter's time is over, 0 for none
@@ -79,6 +83,8 @@ class HandlerRequests:
             self._tell(follower, mark)
         if now_ns - mark.reported_ns >= PROGRESS_REPORT_NS:
             mark.reported_ns = now_ns
+            if task.claim is not None:
+                self._claims.progressed(task, mark)
             reason = f"{event.fraction:.0%} {event.text}".rstrip()
             self._state.report("task.progress", "debug", slot=slot, task=task, reason=reason)
 

@@ -109,6 +109,12 @@ class Leases:
         else:
             task.route.pool.queue.push(task, now_ns)
 
+    def enqueue_claimed(self, task: Task) -> None:
+        """Queue an attempt of the cluster."""
+        if task.expires_at_ns:
+            self._timers.at(task.expires_at_ns, self._expire, task)
+        task.route.pool.queue.push_claimed(task, self._state.now_ns)
+
     def wait(self, task: Task, ready_ns: int) -> None:
         task.state = TaskState.WAITING
         task.queued_ns = ready_ns
@@ -280,6 +286,8 @@ class Leases:
                 timeout_ns = task.timeout_ns
                 max_retries, backoff = task.max_retries, task.backoff.custom
                 counts = task.gate.counts if task.gate is not None else None
+                if task.claim is not None:
+                    counts = task.claim.counts
                 if not soonest_ns or timeout_ns < soonest_ns:
                     soonest_ns = timeout_ns
             attempt = task.attempt
@@ -327,9 +335,13 @@ class Leases:
         if not oldest.begun_recorded:
             self._ledger.change(oldest, begun=True)
         slot.pool.free_slots.pop(slot, None)
+        self.recall(slot)
+
+    def recall(self, slot: Slot) -> None:
+        """Ask a worker to give back what it has not begun."""
         if len(slot.leases) > 1 and not slot.recalling and slot.state == SlotState.RUNNING:
             slot.recalling = True
-            self._state.out.append(RecallLeases(worker))
+            self._state.out.append(RecallLeases(slot.worker))
 
     def _look_at(self, slot: Slot, when_ns: int) -> None:
         """Check the slot's deadlines no later than this."""

@@ -1,0 +1,166 @@
+"""node.sock: what the cluster sidecar says becomes events, actions become messages to it.
+
+The socket exists only where a pool is clustered. Nobody can pose as the sidecar: a hello carries
+the one-time token that the sidecar was started with, and the messages of other connections are
+dropped. The connection of a new sidecar ends the one before.
+
+A sidecar that does not read is put out when the router keeps QUEUE_MAX messages for it: what the
+core has to tell is bounded there (core/tasks/claims.py), and the next sidecar is told all of it.
+"""
+
+import secrets
+from pathlib import Path
+
+from musterd.ipc.errors import ProtocolError
+from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.node_codec import decode_sidecar
+from musterd.ipc.wire.node_messages import (
+    ATTEMPTS_MAX,
+    NODE_PROTOCOL,
+    Begun,
+    CancelAttempts,
+    Confirmed,
+    Finish,
+    Granted,
+    Greeting,
+    Holds,
+    LoseAttempts,
+    Membership,
+    NodeMessage,
+    Pools,
+    ProgressMarks,
+    SidecarHello,
+    SidecarMessage,
+    Want,
+    portions,
+)
+from musterd.ipc.wire.router import Router
+from musterd.ipc.wire.zmtp import Message
+from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.log import log
+from musterd.supervisor.sockets.listen import listen
+
+BACKLOG = 16  # one sidecar, and one that takes its place
+QUEUE_MAX = 10_000  # messages kept for a sidecar that does not read
+
+ClusterAction = (
+    actions.GreetCluster | actions.ShowPools | actions.WantAttempts | actions.TellCluster
+)
+
+
+class NodePort:
+    def __init__(self, path: Path) -> None:
+        self._router = Router(
+            listen(str(path), None, 0o600, BACKLOG),
+            self._complain,
+            gone=self._gone,
+            queue_max=QUEUE_MAX,
+        )
+        self.fileno = self._router.fileno
+        self.tidy_up = self._router.tidy_up
+        self.close = self._router.close
+        self.malformed = 0
+        self._token = ""  # of the sidecar that is expected; "": none
+        self._peer = 0  # the connection of the sidecar, 0 for none
+        self._complained = 0  # the connection whose first malformed message was logged
+        self._found: list[object] = []
+
+    def new_token(self) -> str:
+        """Return the token for the next sidecar; one given before is not accepted any more."""
+        self._token = secrets.token_hex(16)
+        return self._token
+
+    def receive(self) -> list[object]:
+        """Return what came in, as events."""
+        for peer, frame in self._router.receive():
+            try:
+                self._found.append(self._understand(peer, frame))
+            except ProtocolError as error:
+                self._complain(peer, str(error))
+        found, self._found = self._found, []
+        return found
+
+    def _understand(self, peer: int, frame: Message) -> object:
+        if frame is None:
+            raise ProtocolError("a message of several frames instead of one")
+        message = decode_sidecar(frame)
+        if type(message) is SidecarHello:
+            return self._greet(peer, message)
+        if peer != self._peer:
+            raise ProtocolError("a message before the hello")
+        return _event_of(message)
+
+    def _greet(self, peer: int, hello: SidecarHello) -> events.ClusterConnected:
+        if hello.protocol != NODE_PROTOCOL:
+            raise ProtocolError(
+                f"the cluster sidecar speaks protocol {hello.protocol}, we {NODE_PROTOCOL}"
+            )
+        if not self._token or not secrets.compare_digest(
+            hello.token.encode(), self._token.encode()
+        ):
+            raise ProtocolError("a hello with a token that was never given, or used already")
+        self._token = ""
+        if self._peer:
+            self._router.end(self._peer)
+        self._peer = peer
+        return events.ClusterConnected()
+
+    def _gone(self, peer: int) -> None:
+        if peer == self._peer:
+            self._peer = 0
+            self._found.append(events.ClusterDisconnected())
+
+    def _complain(self, peer: int, what: str) -> None:
+        if not peer:
+            log.note("cluster.waiting", "warning", reason=what)
+            return
+        self.malformed += 1
+        if peer != self._complained:
+            self._complained = peer
+            log.note("cluster.malformed", "warning", reason=what, peer=peer)
+
+    # -- to the sidecar -----------------------------------------------------------------------
+
+    def perform(self, action: ClusterAction) -> None:
+        for message in _messages_of(action):
+            peer = self._peer
+            if peer and not self._router.send(peer, encode(message)):
+                self._router.put_out(peer, "the cluster sidecar does not read")
+
+
+def _messages_of(action: ClusterAction) -> list[NodeMessage]:
+    match action:
+        case actions.GreetCluster(tenure, held, unconfirmed):
+            parts = [held[at : at + ATTEMPTS_MAX] for at in range(0, len(held), ATTEMPTS_MAX)]
+            first, *others = parts or [[]]
+            last = len(others) - 1
+            holds = [Holds(part, number < last) for number, part in enumerate(others)]
+            more = bool(others)
+            return [Greeting(NODE_PROTOCOL, tenure, first, unconfirmed, more), *holds]
+        case actions.ShowPools(cards):
+            return [Pools(cards)]
+        case actions.WantAttempts(request, pool, count, names, seen):
+            return [Want(request, pool, count, names, seen)]
+        case actions.TellCluster(ends, begun, marks):
+            messages: list[NodeMessage] = [Finish(part) for part in portions(ends)]
+            size = ATTEMPTS_MAX
+            messages += [Begun(begun[at : at + size]) for at in range(0, len(begun), size)]
+            messages += [ProgressMarks(marks[at : at + size]) for at in range(0, len(marks), size)]
+            return messages
+
+
+def _event_of(message: SidecarMessage) -> object:
+    """Return the event that a message of the sidecar means."""
+    match message:
+        case Membership(tenure, until_ns, away, draining):
+            return events.MembershipTold(tenure, until_ns, away, draining)
+        case Granted(request, pool, attempts):
+            return events.AttemptsGranted(request, pool, attempts)
+        case Confirmed(held):
+            return events.EndsConfirmed(held)
+        case CancelAttempts(held):
+            return events.AttemptsCancelled(held)
+        case LoseAttempts(held):
+            return events.AttemptsLost(held)
+        case SidecarHello():
+            raise ProtocolError("a second hello")

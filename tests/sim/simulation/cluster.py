@@ -1,0 +1,596 @@
+"""Several nodes around one engine: real fleets, simulated sidecars, the engine in memory.
+
+`ClusterWorld(seed).run()` is one scenario: tasks come, nodes and sidecars die, nodes are cut off
+from the engine, answers are lost before or after their effect, the engine restarts and forgets
+claims; then a calm in which everything must end, and a shutdown. Every clock is another. What must
+hold:
+
+- every accepted task has one final state, which never changes;
+- no attempt counts twice, and none that its node had lost;
+- a site never has more attempts than places when one is granted;
+- no attempt is given to a worker after it has expired, or after the lease of its node;
+- a node is granted no more than it wants, and keeps no end that was confirmed;
+- a node that shuts down leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from msgspec import Struct, structs
+
+from musterd.ipc.resilience.policy import BackoffPolicy, RetryPolicy
+from musterd.ipc.wire.messages import FINAL_STATES, TaskSpec
+from musterd.supervisor.cluster.engine import ClusterPolicy
+from musterd.supervisor.cluster.model_engine import ModelEngine
+from musterd.supervisor.core.fleet import Fleet
+from musterd.supervisor.core.model import actions as act
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.policy import (
+    FleetPolicy,
+    PoolPolicy,
+    RestartPolicy,
+    TargetPolicy,
+)
+from musterd.supervisor.core.model.slot import SlotState
+from musterd.supervisor.core.shutdown import Phase
+from simulation.cluster_sidecar import LEASE_NS, Sidecar
+from simulation.profile import METHODS, MS, SEC, US, Profile
+from simulation.wide_workers import WideWorker
+from simulation.workers import SIGKILL, ForkServer, Worker
+
+POOL = "pool0"
+FAULTS_NS = 8 * SEC
+CALM_LIMIT_NS = 400 * SEC
+CARE_NS = 1 * SEC
+TICK_NS = 200 * MS
+STEPS_MAX = 60_000
+TRACE_LENGTH = 60
+PLACES = 2  # of the site "narrow"
+
+QUIET = Profile("quiet", faults_ns=FAULTS_NS, fail=0.0, surprise=0.0, deaf=0.0, late=0.0)
+ROUGH = Profile(
+    "rough",
+    faults_ns=FAULTS_NS,
+    fail=0.1,
+    crash=0.05,
+    hang=0.02,
+    wedge=0.005,
+    poison=0.03,
+    spawn_fails=0.05,
+    asks=0.2,
+    kills=3,
+)
+
+
+class Faults(Struct, frozen=True):
+    """How often things happen in the time of faults, at most."""
+
+    node_deaths: int = 0
+    sidecar_deaths: int = 0
+    cuts: int = 0  # between one node and the engine
+    restarts: int = 0  # of the engine
+    shutdowns: int = 0
+    reloads: int = 0
+    stops: int = 0  # of a sidecar (SIGSTOP): its messages come late
+    pauses: int = 0
+    cancels: int = 0
+    drains: int = 0
+    lost: float = 0.0  # chance that an answer of the engine is lost
+
+
+KINDS: tuple[tuple[Profile, Faults], ...] = (
+    (QUIET, Faults()),
+    (QUIET, Faults(lost=0.1, sidecar_deaths=3, cuts=2)),
+    (ROUGH, Faults(cancels=5, pauses=2)),
+    (ROUGH, Faults(2, 3, 3, 2, 1, 2, 3, 1, 5, 1, 0.08)),
+)
+
+
+class Seen:
+    """What the workers of a node do, as the simulation of workers tells it."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.handler_requests = self
+
+    def began(self, worker: Worker, lease: Any) -> None:
+        self._node.world.runs[lease.id] = self._node.world.runs.get(lease.id, 0) + 1
+
+    def nothing(self, *_: Any) -> None: ...
+
+    ended = failed_run = given_back = died = crashed = let_go = gave_back = lied = nothing
+
+    def new_value(self) -> bytes:
+        return b"state"
+
+
+class Node:
+    """One machine: a supervisor with its workers, and its sidecar. It is a World to the workers."""
+
+    def __init__(self, world: ClusterWorld, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.name = f"node{number}"
+        self.rng = world.rng
+        self.profile = world.profile
+        self.poison = world.poison
+        self.offset_ns = self.rng.randrange(10**15)
+        self.policy = self._policy()
+        self.watch = Seen(self)
+        self.life = 0
+        self.up = False
+        self.cut = False  # off from the engine
+        self.lives = 0
+        self.over = False
+        self.until_ns = 0  # the end of the lease, as the core was told
+        self.workers: dict[int, Worker] = {}
+        self.fork_servers: dict[tuple[str, str], ForkServer] = {}
+        self.sidecar: Sidecar | None = None
+        self.fleet: Fleet
+
+    def _policy(self) -> FleetPolicy:
+        pool = PoolPolicy(
+            POOL,
+            self.rng.randint(1, 3),
+            task_timeout_ns=2 * SEC,
+            start_timeout_ns=3 * SEC,
+            restart=RestartPolicy(backoff=BackoffPolicy(base_ns=50 * MS), limit=50),
+            clustered=True,
+        )
+        return FleetPolicy(
+            pools=(pool,),
+            retry=RetryPolicy(2, BackoffPolicy(base_ns=20 * MS, max_ns=200 * MS)),
+            drain_timeout_ns=2 * SEC,
+            stop_timeout_ns=1 * SEC,
+            fence_stops=self.rng.random() < 0.5,
+        )
+
+    @property
+    def now_ns(self) -> int:
+        return self.world.now_ns + self.offset_ns
+
+    @property
+    def is_calm(self) -> bool:
+        return self.world.is_calm
+
+    def delay(self, low_ns: int, high_ns: int) -> int:
+        return self.world.delay(low_ns, high_ns)
+
+    def in_life(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
+        self.world.after(delay_ns, self._if_alive, self.life, call, args)
+
+    def _if_alive(self, life: int, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        if life == self.life:
+            call(*args)
+
+    # -- life and death -----------------------------------------------------------------------
+
+    def boot(self) -> None:
+        self.life += 1
+        self.lives += 1
+        self.up = True
+        self.until_ns = 0
+        self.workers, self.fork_servers = {}, {}
+        self.fleet = Fleet(self.policy, Random(self.rng.random()))
+        self.tell(events.TasksRecovered([]))
+        self.tell(events.Started())
+        self.in_life(self.delay(1 * MS, 50 * MS), self.start_sidecar)
+
+    def start_sidecar(self) -> None:
+        if self.sidecar is None and self.up:
+            self.sidecar = Sidecar(self)
+            self.tell(events.ClusterConnected())
+
+    def kill_sidecar(self) -> None:
+        """The next one is started soon, as the core does with any sidecar."""
+        if self.sidecar is not None:
+            self.sidecar.alive = False
+            self.sidecar = None
+            self.in_life(self.delay(*WIRE_NS), self.tell, events.ClusterDisconnected())
+            self.in_life(self.delay(2 * MS, 1 * SEC), self.start_sidecar)
+
+    def die(self, pause_ns: int) -> None:
+        """With all its processes. What is under way to the engine may arrive."""
+        if not self.up:
+            return
+        if self.sidecar is not None:
+            self.sidecar.alive = False
+            self.sidecar = None
+        for worker in self.workers.values():
+            worker.alive = False
+        for pool in self.fleet.pools.values():
+            for slot in pool.everyone:
+                slot.leases.clear()
+            for level in pool.queue.levels:
+                for lane in level.lanes.values():
+                    lane.tasks.clear()
+        self.up = False
+        self.life += 1
+        if not self.over:
+            self.world.after(pause_ns, self.boot)
+
+    # -- the core -----------------------------------------------------------------------------
+
+    def tell(self, event: Any) -> None:
+        if not self.up:
+            return
+        world = self.world
+        world.steps += 1
+        assert world.steps < STEPS_MAX, f"more than {STEPS_MAX} steps"
+        world.trace.append((world.now_ns, f"{self.name} ->", event))
+        if isinstance(event, events.MembershipTold):
+            self.until_ns = event.until_ns
+        actions = self.fleet.handle(self.now_ns, event)
+        for action in actions:
+            world.trace.append((world.now_ns, f"{self.name}   ", action))
+        self.fleet.validate()
+        for action in actions:
+            table = ClusterWorld.carried_out
+            carry_out = table.get(type(action)) or _LOCAL[type(action)]
+            carry_out(self, action)
+
+    def hear_from_sidecar(self, sidecar: Sidecar, event: Any) -> None:
+        if sidecar is self.sidecar:
+            self.tell(event)
+
+    def to_sidecar(self, action: Any) -> None:
+        if self.sidecar is not None:
+            self.sidecar.hear(action)
+
+    def assign(self, action: act.AssignLeases) -> None:
+        assert self.now_ns < self.until_ns, "an attempt begins after the lease of its node"
+        for lease in action.leases:
+            expires_ns = self.world.expiries.get(lease.id, 0)
+            assert not 0 < expires_ns <= self.world.now_ns, f"{lease.id} begins after its expiry"
+        self.order(action.worker, "assign", action.leases)
+
+    def order(self, number: int, name: str, *args: Any) -> None:
+        worker = self.workers[number]
+        target: Any = worker
+        for part in name.split("."):
+            target = getattr(target, part)
+        worker.order(target, *args)
+
+    def spawn(self, action: act.SpawnWorker) -> None:
+        width = self.world.width
+        worker = (
+            Worker(self, action.worker, action.pool, action.index)  # type: ignore[arg-type]
+            if width == 1
+            else WideWorker(self, action.worker, action.pool, action.index, width)  # type: ignore[arg-type]
+        )
+        self.workers[action.worker] = worker
+        self.fork_server(action).spawn(worker)
+
+    def fork_server(self, action: Any) -> ForkServer:
+        key = (action.pool, action.build)
+        if key not in self.fork_servers:
+            self.fork_servers[key] = ForkServer(self, *key)  # type: ignore[arg-type]
+        return self.fork_servers[key]
+
+    def kill(self, action: act.KillWorker) -> None:
+        worker = self.workers[action.worker]
+        worker.doomed = True
+        if worker.fork_reported or worker.ready:
+            self.in_life(self.delay(10 * US, 5 * MS), worker.die, -SIGKILL)
+
+    def read_boards(self, action: act.ReadBoards) -> None:
+        alive = [self.workers[number] for number in action.workers]
+        boards = [worker.look() for worker in alive if worker.alive]
+        self.in_life(10 * US, self.tell, events.BoardsRead(boards))
+
+    def persist(self, action: act.Persist) -> None:
+        written = [*action.added, *action.changed, *action.finished, *action.failed]
+        assert not written, "an attempt of the cluster is written to the disk of a node"
+        self.in_life(self.delay(200 * US, 5 * MS), self.tell, events.Persisted(action.ticket))
+
+    def exit(self, _: act.Exit) -> None:
+        self.world.exited(self)
+
+    def put_in_order(self) -> None:
+        """Do what waits for a person."""
+        if not self.up or self.fleet.phase != Phase.UP:
+            return
+        if self.fleet.policy is not self.policy:
+            self.tell(events.PolicyChanged(self.policy))
+        self.tell(events.ResumeRequested(((POOL, -1),)))
+        for pool in list(self.fleet.pools.values()):
+            for slot in list(pool.slots):
+                if slot.state == SlotState.FATAL:
+                    self.tell(events.ResetRequested(((POOL, slot.index),)))
+
+
+WIRE_NS = (20 * US, 1 * MS)
+
+
+class ClusterWorld:
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.rng = Random(seed)
+        self.profile, self.faults = KINDS[seed % len(KINDS)]
+        self.width = 3 if seed % 5 == 4 else 1
+        self.now_ns = 1
+        self.is_calm = self.over = False
+        self.steps = 0
+        self.trace: deque[tuple[int, str, Any]] = deque(maxlen=TRACE_LENGTH)
+        self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._order = 0
+        self.poison: dict[str, None] = {}
+        self.runs: dict[str, int] = {}  # of each task, on all nodes
+        self.accepted: dict[str, None] = {}
+        self.expiries: dict[str, int] = {}
+        self.finals: dict[str, str] = {}
+        self.counted: dict[tuple[str, int], None] = {}  # ends that counted
+        self.ended: dict[str, int] = {}  # ends that were told, by their kind
+        self.fenced = self.reaped = 0
+        skew_ns = self.rng.randrange(10**15)
+        self.engine = ModelEngine(lambda: self.now_ns + skew_ns, Random(seed + 1))
+        self.nodes = [Node(self, number) for number in range(self.rng.randint(1, 3))]
+        self._tasks = 0
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def delay(self, low_ns: int, high_ns: int) -> int:
+        return low_ns + int(self.rng.random() * (high_ns - low_ns))
+
+    def after(self, delay_ns: int, call: Callable[..., None], *args: Any) -> None:
+        self._order += 1
+        heapq.heappush(self._heap, (self.now_ns + delay_ns, self._order, call, args))
+
+    def run(self) -> None:
+        try:
+            self._run()
+        except Exception as error:
+            story = "\n".join(
+                f"{(when_ns - self.now_ns) / 1e6:12.3f} ms {mark} {what}"
+                for when_ns, mark, what in self.trace
+            )
+            again = f"python tests/sim --cluster --start {self.seed} --seeds 1"
+            raise AssertionError(
+                f"cluster seed {self.seed} ({self.profile.name}): {type(error).__name__}: {error}\n"
+                f"again: {again}\n{story}"
+            ) from error
+
+    def _run(self) -> None:
+        self._plan()
+        heap = self._heap
+        while not self.over:
+            due = [
+                (deadline_ns - node.offset_ns, node.number)
+                for node in self.nodes
+                if node.up and (deadline_ns := node.fleet.next_deadline()) is not None
+            ]
+            if due and (not heap or min(due)[0] <= heap[0][0]):
+                when_ns, number = min(due)
+                self.now_ns = max(self.now_ns, when_ns)
+                self.nodes[number].tell(events.Ticked())
+                continue
+            when_ns, _, call, args = heapq.heappop(heap)
+            self.now_ns = max(self.now_ns, when_ns)
+            call(*args)
+
+    # -- the scenario -------------------------------------------------------------------------
+
+    def _plan(self) -> None:
+        rng, faults = self.rng, self.faults
+        narrow = TargetPolicy(max_concurrent=PLACES)
+        retry = RetryPolicy(2, BackoffPolicy(base_ns=20 * MS, max_ns=200 * MS))
+        self.engine.apply(ClusterPolicy(retry=retry, targets={"narrow": narrow}), 0)
+        for node in self.nodes:
+            node.boot()
+        for _ in range(rng.randint(3, 10)):
+            self.after(self.delay(1 * SEC, FAULTS_NS // 2), self._submit)
+        planned: tuple[tuple[int, Callable[[], None]], ...] = (
+            (faults.node_deaths, self._kill_node),
+            (faults.sidecar_deaths, lambda: self.some_node().kill_sidecar()),
+            (faults.cuts, self._cut),
+            (faults.restarts, self._restart_engine),
+            (faults.shutdowns, self._shut_down),
+            (faults.reloads, self._reload),
+            (faults.stops, self._stop_sidecar),
+            (faults.pauses, self._pause),
+            (faults.cancels, self._cancel),
+            (faults.drains, self._drain),
+            (self.profile.kills, self._kill_worker),
+        )
+        for count, call in planned:
+            for _ in range(rng.randint(0, count)):
+                self.after(self.delay(100 * MS, FAULTS_NS), call)
+        self.after(FAULTS_NS, self._calm_down)
+        self.after(TICK_NS, self._tick)
+
+    def some_node(self) -> Node:
+        return self.rng.choice(self.nodes)
+
+    def _submit(self) -> None:
+        specs = []
+        for _ in range(self.rng.randint(1, 12)):
+            self._tasks += 1
+            id_ = f"t{self._tasks}"
+            if self.rng.random() < self.profile.poison:
+                self.poison[id_] = None
+            expires_ns = self.delay(50 * MS, 3 * SEC) if self.rng.random() < 0.1 else 0
+            if expires_ns:
+                self.expiries[id_] = self.now_ns + expires_ns
+            method = self.rng.choices(METHODS, self.profile.weights)[0]
+            specs.append(
+                TaskSpec(
+                    id_,
+                    f"{POOL}.{method}",
+                    b"\x80",
+                    self.rng.randrange(4),
+                    self.rng.choice(("", "", "wide", "narrow")),
+                    expires_ns=expires_ns,
+                )
+            )
+        for verdict in self.engine.submit(specs):
+            if verdict.rejection is None:
+                self.accepted[verdict.id] = None
+
+    def _tick(self) -> None:
+        self.reaped += len(self.engine.reap())
+        self.engine.tick()
+        self.check()
+        if not self.over:
+            self.after(TICK_NS, self._tick)
+
+    def _kill_node(self) -> None:
+        long_ns = self.delay(LEASE_NS, 2 * LEASE_NS)
+        self.some_node().die(self.rng.choice((self.delay(5 * MS, 500 * MS), long_ns)))
+
+    def _cut(self) -> None:
+        node = self.some_node()
+        node.cut = True
+        self.after(self.delay(10 * MS, 2 * LEASE_NS), self._heal, node)
+
+    def _heal(self, node: Node) -> None:
+        node.cut = False
+
+    def _restart_engine(self) -> None:
+        """Claims of the last moment are forgotten, but those of sites with limits."""
+        recent = [
+            task.spec.id
+            for task in self.engine.board.claimed()
+            if task.spec.target != "narrow" and self.rng.random() < 0.3
+        ]
+        self.engine.restart(lost=recent)
+
+    def _shut_down(self) -> None:
+        node = self.some_node()
+        if node.up:
+            node.tell(events.ShutdownRequested("asked"))
+
+    def _reload(self) -> None:
+        """The pool leaves the cluster, or is removed; or all is as it was."""
+        node = self.some_node()
+        [pool] = node.policy.pools
+        alone = structs.replace(pool, clustered=False)
+        choices = ((pool,), (alone,), ())
+        if node.up:
+            changed = structs.replace(node.policy, pools=self.rng.choice(choices))
+            node.tell(events.PolicyChanged(changed))
+            self.after(self.delay(10 * MS, 2 * SEC), node.put_in_order)
+
+    def _stop_sidecar(self) -> None:
+        sidecar = self.some_node().sidecar
+        if sidecar is not None:
+            sidecar.stop(self.delay(10 * MS, 2 * LEASE_NS))
+
+    def _pause(self) -> None:
+        node = self.some_node()
+        kind = self.rng.choice((events.PauseRequested, events.DrainRequested))
+        node.tell(kind(((POOL, -1),)))
+
+    def _cancel(self) -> None:
+        alive = [id_ for id_ in self.accepted if id_ not in self.finals]
+        self.engine.cancel(self.rng.sample(alive, min(len(alive), 3)))
+
+    def _drain(self) -> None:
+        name = self.some_node().name
+        self.engine.drain(name, draining=True)
+        self.after(self.delay(100 * MS, 2 * SEC), lambda: self.engine.drain(name, draining=False))
+
+    def _kill_worker(self) -> None:
+        alive = [worker for worker in self.some_node().workers.values() if worker.alive]
+        if alive:
+            self.rng.choice(alive).die(-SIGKILL)
+
+    def _calm_down(self) -> None:
+        self.is_calm = True
+        self.poison.clear()
+        for node in self.nodes:
+            node.cut = False
+        self._care(self.now_ns + CALM_LIMIT_NS)
+
+    def _care(self, limit_ns: int) -> None:
+        for node in self.nodes:
+            node.put_in_order()
+        left = [id_ for id_ in self.accepted if id_ not in self.finals]
+        if not left and all(node.up and node.fleet.phase == Phase.UP for node in self.nodes):
+            for node in self.nodes:
+                node.over = True
+                node.tell(events.ShutdownRequested("the end"))
+            return
+        states = [
+            (node.name, node.up and [slot.shown_state for slot in node.fleet.pools[POOL].slots])
+            for node in self.nodes
+            if not node.up or POOL in node.fleet.pools
+        ]
+        assert self.now_ns < limit_ns, f"not everything ended: {left}, {states}"
+        self.after(CARE_NS, self._care, limit_ns)
+
+    def exited(self, node: Node) -> None:
+        if node.sidecar is not None:
+            if self.is_calm:
+                mine = [t for t in self.engine.board.claimed() if t.tenure == node.sidecar.tenure]
+                assert not mine, f"{node.name} leaves claims behind: {mine}"
+            node.sidecar.leave()
+        node.die(self.delay(5 * MS, 500 * MS))
+        if all(each.over and not each.up for each in self.nodes):
+            self._finish()
+
+    def _finish(self) -> None:
+        self.over = True
+        self.check()
+        assert self.accepted.keys() == self.finals.keys()
+        assert not list(self.engine.board.claimed()), "claims are left"
+
+    # -- what must hold -----------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Check that no final state changes."""
+        done = self.engine.board.done
+        for id_ in self.accepted:
+            if id_ in done:
+                state = done[id_].outcome.state
+                assert state in FINAL_STATES, state
+                assert self.finals.setdefault(id_, state) == state, f"{id_} has two final states"
+            else:
+                assert id_ not in self.finals, f"{id_} lives after its end"
+                assert id_ in self.engine.board.live, f"{id_} is lost"
+
+    def check_places(self) -> None:
+        inside = self.engine.inside("narrow")
+        assert inside <= PLACES, f"{inside} attempts of a site with {PLACES} places"
+
+    # The actions that concern the cluster; _LOCAL has the others.
+    carried_out: dict[type, Callable[[Node, Any], None]] = {  # noqa: RUF012  # a table
+        act.GreetCluster: Node.to_sidecar,
+        act.ShowPools: Node.to_sidecar,
+        act.WantAttempts: Node.to_sidecar,
+        act.TellCluster: Node.to_sidecar,
+    }
+
+
+def _ignore(*_: Any) -> None: ...
+
+
+_LOCAL: dict[type, Callable[[Node, Any], None]] = {
+    act.Persist: Node.persist,
+    act.StartForkServer: lambda node, action: node.fork_server(action).start(),
+    act.StopForkServer: lambda node, action: node.fork_server(action).stop(),
+    act.SpawnWorker: Node.spawn,
+    act.AssignLeases: Node.assign,
+    act.RecallLeases: lambda node, a: node.order(a.worker, "recall"),
+    act.CancelRunning: lambda node, a: node.order(a.worker, "cancel", a.lease),
+    act.StopWorker: lambda node, a: node.order(a.worker, "stop"),
+    act.TerminateWorker: lambda node, a: node.order(a.worker, "terminate"),
+    act.KillWorker: Node.kill,
+    act.ReadBoard: lambda node, a: node.order(a.worker, "read_board"),
+    act.ReadBoards: Node.read_boards,
+    act.AnswerState: lambda node, a: node.order(a.worker, "asks.state_answered", a.request),
+    act.FindState: lambda node, a: node.order(a.worker, "asks.state_answered", a.request),
+    act.AnswerLock: lambda node, a: node.order(a.worker, "asks.lock_answered", a.request, a.taken),
+    act.FindStranded: lambda node, a: node.in_life(
+        1 * MS, node.tell, events.StrandedFound(a.pool, a.request, [])
+    ),
+    act.RunCleanup: lambda node, _: node.in_life(1 * MS, node.tell, events.CleanupFinished()),
+    act.Exit: Node.exit,
+    act.Report: _ignore,
+    act.Declare: _ignore,
+    act.KeepSpares: _ignore,
+}

@@ -1,0 +1,35 @@
+"""Several fleets around one engine: every seed, every invariant."""
+
+import pytest
+from simulation.cluster import KINDS, ClusterWorld
+
+FEWER = 2  # as many seeds as of each kind of a single fleet, divided by this
+
+# Seeds that found a bug, with what it was.
+CORPUS = {
+    179: "a pool that left the cluster and came back had forgotten what it had seen",
+}
+
+
+@pytest.mark.parametrize("seed", CORPUS, ids=str)
+def test_a_seed_that_once_failed_passes(seed: int) -> None:
+    ClusterWorld(seed).run()
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("number", range(len(KINDS)))
+def test_every_task_of_the_cluster_ends_once(seeds: range, number: int) -> None:
+    faults = KINDS[number][1]
+    first = seeds.start - seeds.start % len(KINDS) + number
+    worlds = [ClusterWorld(seed) for seed in range(first, first + len(seeds) // FEWER, len(KINDS))]
+    for world in worlds:
+        world.run()
+    accepted = sum(len(world.accepted) for world in worlds)
+    assert accepted > 10 * len(worlds), "hardly anything is accepted"
+    many = len(worlds) >= 10
+    assert not (many and faults.node_deaths) or sum(world.reaped for world in worlds)
+    assert not (many and faults.lost) or sum(world.fenced for world in worlds)
+    for world in worlds:
+        if not (faults.lost or world.profile.crash):
+            runs = world.ended.get("succeeded", 0) + world.ended.get("failed", 0)
+            assert sum(world.runs.values()) == runs, "a run is told of once"
