@@ -43,6 +43,7 @@ SIGNATURES = {
     "lock_release_1": "text bigint",
     "lock_take_1": "text text bigint bigint",
     "look_up_1": "text[]",
+    "fetch_1": "text[] bigint",
     "nodes_1": "",
     "policy_1": "",
     "progress_1": "int text[] real[] text[]",

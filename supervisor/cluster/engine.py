@@ -209,6 +209,16 @@ class Ended(Struct, frozen=True):
     after: str
 
 
+class Fetched(Struct, frozen=True):
+    """What became of tasks, all seen at one moment, in the order that was asked for."""
+
+    outcomes: tuple[Outcome, ...] = ()
+    alive: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()  # these have ended, and their results were too much at once
+    next_bytes: int = 0  # size of the first result that was not read
+
+
 class TaskFilter(Struct, frozen=True):
     pool: str = ""
     target: str = ""
@@ -353,6 +363,9 @@ class Engine(Protocol):
 
     def ended(self, waiter: int, after: str = "") -> Ended: ...
     def look_up(self, ids: Sequence[str]) -> list[Outcome]: ...
+    def fetch(self, ids: Sequence[str], bytes_max: int) -> Fetched:
+        """Look at tasks, and read results of at most so many bytes; -1: read none."""
+
     def cancel(self, ids: Sequence[str]) -> list[str]:
         """Cancel tasks; return those that were alive."""
 

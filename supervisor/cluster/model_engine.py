@@ -29,6 +29,7 @@ from musterd.supervisor.cluster.engine import (
     End,
     Ended,
     Fenced,
+    Fetched,
     Grant,
     Held,
     Joined,
@@ -307,6 +308,21 @@ class ModelEngine(Ends):
 
     def look_up(self, ids: Sequence[str]) -> list[Outcome]:
         return [self.board.done[id_].outcome for id_ in ids if id_ in self.board.done]
+
+    def fetch(self, ids: Sequence[str], bytes_max: int) -> Fetched:
+        alive = [id_ for id_ in ids if id_ in self.board.live]
+        ended = [id_ for id_ in ids if id_ not in self.board.live and id_ in self.board.done]
+        outcomes, size = [], 0
+        for outcome in self.look_up(ended):
+            size += len(outcome.value)
+            if size > bytes_max:
+                break
+            outcomes.append(outcome)
+        unread = ended[len(outcomes) :]
+        known = {*alive, *ended}
+        absent = [id_ for id_ in ids if id_ not in known]
+        next_bytes = len(self.board.done[unread[0]].outcome.value) if unread else 0
+        return Fetched(tuple(outcomes), tuple(alive), tuple(absent), tuple(unread), next_bytes)
 
     def view(self, id_: str) -> TaskView | None:
         task, done = self.board.live.get(id_), self.board.done.get(id_)

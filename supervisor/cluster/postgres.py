@@ -40,6 +40,7 @@ from musterd.supervisor.cluster.engine import (
     EngineAway,
     EngineError,
     Fenced,
+    Fetched,
     Grant,
     Held,
     Joined,
@@ -302,6 +303,20 @@ class PostgresEngine:
 
     def look_up(self, ids: Sequence[str]) -> list[Outcome]:
         return [outcome(*row) for row in self._call("look_up_1", list(ids))]
+
+    def fetch(self, ids: Sequence[str], bytes_max: int) -> Fetched:
+        outcomes, alive, unread, next_bytes = [], [], [], 0
+        for id_, is_alive, size, read, *ending in self._call("fetch_1", list(ids), bytes_max):
+            if is_alive:
+                alive.append(id_)
+            elif read:
+                outcomes.append(outcome(id_, *ending))
+            else:
+                unread.append(id_)
+                next_bytes = next_bytes or size
+        known = {*alive, *unread, *(each.id for each in outcomes)}
+        absent = tuple([id_ for id_ in ids if id_ not in known])
+        return Fetched(tuple(outcomes), tuple(alive), absent, tuple(unread), next_bytes)
 
     def cancel(self, ids: Sequence[str]) -> list[str]:
         rows, wakes = self._call("cancel_1", list(ids)), Wakes()

@@ -349,6 +349,36 @@ def test_a_resend_waits_where_nobody_waited(rig: Rig) -> None:
     assert rig.engine.ended(5).ids == (spec.id,)
 
 
+def test_what_became_of_tasks_is_fetched_as_far_as_it_fits(rig: Rig) -> None:
+    tenure = rig.join()
+    first, second, third, alive = rig.submit(*rig.tasks(4))
+    for id_, value in ((first, b"1234"), (second, b"567890"), (third, b"")):
+        grant = rig.claim_one(tenure)
+        assert grant.id == id_
+        rig.finish(tenure, grant, value=value)
+    ids = [third, "nothing", first, alive, second]
+    whole = rig.engine.fetch(ids, 10)
+    assert [each.value for each in whole.outcomes] == [b"", b"1234", b"567890"]
+    assert (whole.alive, whole.absent) == ((alive,), ("nothing",))
+    assert (whole.unread, whole.next_bytes) == ((), 0)
+    part = rig.engine.fetch(ids, 9)
+    assert [each.id for each in part.outcomes] == [third, first]
+    assert (part.unread, part.next_bytes) == ((second,), 6)
+    assert rig.engine.fetch([second, third], 5).unread == (second, third)
+    nothing_read = rig.engine.fetch(ids, -1)
+    assert (nothing_read.outcomes, nothing_read.alive) == ((), (alive,))
+    assert nothing_read.unread == (third, first, second)
+
+
+def test_a_task_that_runs_again_by_hand_is_alive(rig: Rig) -> None:
+    tenure = rig.join()
+    (id_,) = rig.submit(rig.task())
+    rig.finish(tenure, rig.claim_one(tenure), kind="failed")
+    assert [each.id for each in rig.engine.fetch([id_], 100).outcomes] == [id_]
+    rig.engine.retry([id_])
+    assert rig.engine.fetch([id_], 100).alive == (id_,)
+
+
 def test_an_unknown_id_has_no_outcome_and_no_view(rig: Rig) -> None:
     assert rig.engine.look_up(["nothing"]) == []
     assert rig.engine.view("nothing") is None

@@ -13,7 +13,7 @@ from musterd.supervisor.cluster.engine import EngineError, TaskFilter
 from musterd.supervisor.cluster.postgres import PostgresEngine
 
 SUBMIT = {
-    *("submit_1", "wake_1", "ended_1", "look_up_1", "view_1", "cancel_1", "retry_1"),
+    *("submit_1", "wake_1", "ended_1", "look_up_1", "fetch_1", "view_1", "cancel_1", "retry_1"),
     *("changes_1", "cards_1", "version_1"),
 }
 NODE = SUBMIT | {

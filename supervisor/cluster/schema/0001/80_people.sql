@@ -25,6 +25,28 @@ BEGIN
     ORDER BY x.finished_at DESC LIMIT 1) d ORDER BY u.o;
 END $$;
 
+-- Results in order, as long as they take no more bytes than this. All is seen at one moment: a task
+-- that ends meanwhile is alive or ended, and never absent.
+CREATE FUNCTION fetch_1(p_ids text[], p_bytes bigint) RETURNS TABLE (id text, alive bool, size int,
+  read bool, state smallint, value bytea, failure bytea, attempts int, run_ns bigint, source "char")
+LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE mine oid := only_mine();
+BEGIN
+  RETURN QUERY SELECT f.i, f.alive, f.size, f.total <= p_bytes, f.state,
+    CASE WHEN f.total <= p_bytes THEN f.value END, f.failure, f.attempts, f.run_ns, f.source
+  FROM (
+    SELECT u.i, u.o, v.id IS NOT NULL AS alive, coalesce(octet_length(d.value), 0) AS size,
+      sum(coalesce(octet_length(d.value), 0)) OVER (ORDER BY u.o) AS total,
+      v.id AS live, d.id AS ended, d.state, d.value, d.failure, d.attempts, d.run_ns, d.source
+    FROM unnest(p_ids) WITH ORDINALITY u(i, o)
+    LEFT JOIN live v ON v.id = u.i AND (mine IS NULL OR v.owner = mine)
+    LEFT JOIN LATERAL (
+      SELECT * FROM done x WHERE v.id IS NULL AND x.id = u.i AND (mine IS NULL OR x.owner = mine)
+      ORDER BY x.finished_at DESC LIMIT 1) d ON true) f
+  WHERE f.live IS NOT NULL OR f.ended IS NOT NULL ORDER BY f.o;
+END $$;
+
 CREATE TYPE seen AS (
   id text, name text, state smallint, priority smallint, target text, attempt int, crashes int,
   worker text, submitted float8, finished float8, run_ns bigint, failure bytea, value bytea,

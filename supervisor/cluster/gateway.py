@@ -1,0 +1,671 @@
+"""The gateway: serves clients of tasks.sock out of the engine. Pure: `handle(now_ns, event)`.
+
+It keeps nothing that a client was promised. Every promise is the engine's: no client is told that a
+task was accepted, cancelled or has ended before the engine has committed that. If this process
+dies, clients connect to the next one, send again what was not acknowledged, and watch again what
+they wait for.
+
+    submits, cancels, invalidations ──► one queue ──► one call at a time, in order
+    watched ids                     ──► LookUp ──► LookedUp     (portions: node/lookups.py)
+    ids that have ended             ──► LookUp of who watches them
+
+*Batches.* An idle gateway calls the engine at once. While a call is under way, requests gather, and
+the next call takes as many as fit.
+
+*Waiting.* The tasks that were submitted here have this node's `waiter`. The engine tells which of
+them have ended since the call before (`ended`), at each NOTIFY, and every POLL_NS behind that. No
+other call is made before the first answer: from then on no end is missed. Tasks that others
+submitted are looked at in turn. After an outage everything that is watched is looked at once.
+
+*Outages.* A call that failed is made again, as a resend: it may have happened. After AWAY_NS, new
+submits are refused (QueueFull). What was sent to the engine stays unanswered, because nobody knows
+whether it is accepted.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from random import Random
+
+from msgspec import Struct
+
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.messages import QUEUE_FULL, Change, Outcome, Rejection, TaskSpec
+from musterd.supervisor.cluster.engine import BATCH_MAX, ChangeNote, Ended, Fetched, Verdict
+from musterd.supervisor.core.model import actions, events
+
+POLL_NS = SECOND_NS // 2  # behind NOTIFY, which may be lost
+IDLE_POLL_NS = 30 * SECOND_NS  # while nobody waits: what ended meanwhile stays little
+AWAY_NS = 5 * SECOND_NS  # an engine that answers later is away: new submits are refused
+RETRY_AFTER_NS = 5 * SECOND_NS  # what refused clients are told
+CHANGES_NS = SECOND_NS  # between two looks at the changes of schedules
+PAUSE_NS, PAUSE_MAX_NS = SECOND_NS // 20, 2 * SECOND_NS  # between two attempts of one call
+BATCH_BYTES = 4 * 1024 * 1024  # of one call; a single larger submit goes alone
+QUEUED_BYTES_MAX = 64 * 1024 * 1024  # of requests that wait for the engine
+QUEUED_MAX = 100_000  # requests that wait
+WATCHES_MAX = 1_000_000  # pairs of a client and a task that it waits for
+REQUEST_BYTES = 200  # of a request beside its arguments
+
+AWAY = "the cluster's database does not answer; the task was not accepted"
+FULL = "too much waits for the cluster's database; the task was not accepted"
+CROWDED = f"the clients of this node wait for {WATCHES_MAX} tasks; the task was not accepted"
+REFUSED = "the cluster's database refused the task"
+GONE = "its client is gone"
+TOO_MANY = "too much waits for the cluster's database"
+
+
+# -- what else happens ------------------------------------------------------------------------
+
+
+class EngineAnswered(Struct, frozen=True):
+    ticket: int
+    result: object
+
+
+class EngineFailed(Struct, frozen=True):
+    """A call failed. `refused`: it did not happen, and would be refused again."""
+
+    ticket: int
+    reason: str
+    refused: bool = False
+
+
+class Notified(Struct, frozen=True):
+    """The engine says that tasks of this waiter have ended."""
+
+
+class LookedUp(Struct, frozen=True):
+    """The answer to LookUp. The results of those that have ended were sent."""
+
+    peer: bytes
+    ended: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+
+# -- what else is done ------------------------------------------------------------------------
+
+
+class Call(Struct, frozen=True):
+    """Call a method of the engine; EngineAnswered or EngineFailed follows."""
+
+    ticket: int
+    method: str
+    arguments: tuple[object, ...] = ()
+    options: dict[str, object] = {}
+
+
+class TellChange(Struct, frozen=True):
+    """Tell all followers of a change."""
+
+    change: Change
+
+
+class EndPeer(Struct, frozen=True):
+    """End a connection: its client asks again."""
+
+    peer: bytes
+    reason: str
+
+
+Action = (
+    Call
+    | TellChange
+    | EndPeer
+    | actions.Acknowledge
+    | actions.Deliver
+    | actions.DropRequest
+    | actions.LookUp
+    | actions.Report
+    | actions.TellChanges
+    | actions.TellMissing
+)
+
+
+# -- requests that wait for the engine --------------------------------------------------------
+
+
+class _Submit(Struct, eq=False):
+    peer: bytes
+    request: int
+    tasks: list[TaskSpec]
+    rejected: list[Rejection]
+    resend: bool
+    bytes: int
+    alone: bool = False  # the engine refused a batch that it was part of
+
+
+class _Cancel(Struct, eq=False):
+    peer: bytes
+    request: int
+    ids: list[str]
+    bytes: int
+
+
+class _Invalidate(Struct, eq=False):
+    key: str
+    prefix: bool
+    bytes: int = REQUEST_BYTES
+
+
+_Request = _Submit | _Cancel | _Invalidate
+
+
+class _Lane(Struct):
+    """Calls of one kind, one at a time: the one under way, and when the next one may be made."""
+
+    ticket: int = 0  # 0: nothing is under way
+    called_ns: int = 0
+    failures: int = 0  # in a row
+    not_before_ns: int = 0
+
+
+class Figures(Struct):
+    """What metrics show."""
+
+    submitted: int = 0
+    refused: int = 0
+    told: int = 0
+    failed_calls: int = 0
+
+
+class Gateway:
+    def __init__(self, waiter: int, rng: Random) -> None:
+        """`waiter` is the same in each life of this node."""
+        self._waiter = waiter
+        self._rng = rng
+        self._now_ns = 0
+        self._out: list[Action] = []
+        self._ticket = 0
+        self.figures = Figures()
+        self.away_since_ns: int | None = None
+        self._refusing = False  # the engine has been away for AWAY_NS
+        # Requests, and those that are in the call under way.
+        self._queue: deque[_Request] = deque()
+        self._queued_bytes = 0
+        self._writing: list[_Request] = []
+        self._flying: set[str] = set()  # ids of submits in the call under way
+        self._write = _Lane()
+        # Who waits for what, by task and by client.
+        self._watchers: dict[str, dict[bytes, None]] = {}
+        self._watches: dict[bytes, dict[str, None]] = {}
+        self._watched = 0
+        self._foreign: dict[str, None] = {}  # watched tasks that others may have submitted
+        self._doubtful: dict[str, None] = {}  # watched tasks to look at once
+        self._ended_early: dict[str, None] = {}  # ended before their submit was answered
+        self._after: str | None = None
+        self._listen = _Lane()
+        self._notified = False
+        self._check = _Lane()
+        self._checking: list[str] = []
+        self._check_at_ns = 0
+        # Changes of schedules.
+        self._followers: dict[bytes, bool] = {}  # whether each has its first answer
+        self._newest: dict[str, Change] | None = None
+        self._change = 0
+        self._changes = _Lane()
+        self._changes_at_ns = 0
+
+    def handle(self, now_ns: int, event: object) -> list[Action]:
+        self._now_ns = now_ns
+        match event:
+            case events.TasksSubmitted():
+                self._submitted(event)
+            case events.TasksWatched(peer, ids):
+                self._watch_new(peer, ids)
+            case events.CancelRequested():
+                self._cancel(event)
+            case events.InvalidateRequested(key, prefix):
+                self._invalidate(key, prefix)
+            case events.ChangesFollowed(peer):
+                self._followers[peer] = False
+                self._changes_at_ns = now_ns
+            case events.PeerLost(peer):
+                self._lose(peer)
+            case LookedUp(peer, ended, absent):
+                self._looked_up(peer, ended, absent)
+            case EngineAnswered(ticket, result):
+                self._answered(ticket, result)
+            case EngineFailed():
+                self._failed(event)
+            case Notified():
+                self._notified = True
+            case _:
+                assert isinstance(event, events.Started | events.Ticked), event
+        self._go_on()
+        out, self._out = self._out, []
+        return out
+
+    def next_deadline(self) -> int | None:
+        """Return when to come back with Ticked, if nothing happens before."""
+        due = [
+            max(at_ns, lane.not_before_ns)
+            for lane, at_ns in self._wanted_calls()
+            if not lane.ticket
+        ]
+        silent_ns = self._silent_since_ns()
+        if silent_ns is not None and not self._refusing:
+            due.append(silent_ns + AWAY_NS)
+        return min(due, default=None)
+
+    def validate(self) -> None:
+        """Check what must hold between two events."""
+        pairs = sum(map(len, self._watchers.values()))
+        assert pairs == self._watched == sum(map(len, self._watches.values()))
+        assert self._watched <= WATCHES_MAX + BATCH_MAX
+        held = sum(each.bytes for each in (*self._queue, *self._writing))
+        assert held == self._queued_bytes
+        assert self._foreign.keys() | self._doubtful.keys() <= self._watchers.keys()
+        assert bool(self._writing) == bool(self._write.ticket)
+        assert self._ended_early.keys() <= self._flying
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def _wanted_calls(self) -> Iterable[tuple[_Lane, int]]:
+        """Yield the lanes that have something to call, and when."""
+        if self._after is None:
+            yield self._listen, 0
+            return
+        if self._queue:
+            yield self._write, 0
+        waits = self._watchers or self.away_since_ns is not None
+        poll_ns = self._listen.called_ns + (POLL_NS if waits else IDLE_POLL_NS)
+        yield self._listen, 0 if self._notified else poll_ns
+        if self._doubtful or self._foreign:
+            yield self._check, 0 if self._doubtful else self._check_at_ns
+        if self._followers:
+            yield self._changes, self._changes_at_ns
+
+    def _go_on(self) -> None:
+        """Make the calls that are due."""
+        silent_ns = self._silent_since_ns()
+        if silent_ns is not None and not self._refusing and self._now_ns >= silent_ns + AWAY_NS:
+            self._refusing = True
+            self._out.append(actions.Report("cluster.unreachable", "error", reason=AWAY))
+            self._refuse_queued()
+        makers = {
+            id(self._write): self._call_write,
+            id(self._listen): self._call_ended,
+            id(self._check): self._call_check,
+            id(self._changes): self._call_changes,
+        }
+        for lane, at_ns in list(self._wanted_calls()):
+            if not lane.ticket and self._now_ns >= max(at_ns, lane.not_before_ns):
+                makers[id(lane)]()
+
+    def _silent_since_ns(self) -> int | None:
+        """Return since when the engine does not answer; None if nothing says so."""
+        since = [self.away_since_ns] if self.away_since_ns is not None else []
+        since += [lane.called_ns for lane in (self._write, self._listen) if lane.ticket]
+        return min(since, default=None)
+
+    def _call(self, lane: _Lane, method: str, *arguments: object, **options: object) -> None:
+        self._ticket += 1
+        lane.ticket, lane.called_ns = self._ticket, self._now_ns
+        self._out.append(Call(self._ticket, method, arguments, options))
+
+    def _lane_of(self, ticket: int) -> _Lane | None:
+        lanes = (self._write, self._listen, self._check, self._changes)
+        return next((lane for lane in lanes if lane.ticket == ticket), None)
+
+    def _answered(self, ticket: int, result: object) -> None:
+        lane = self._lane_of(ticket)
+        if lane is None:
+            return
+        lane.ticket = lane.failures = lane.not_before_ns = 0
+        self._is_back()
+        if lane is self._write:
+            self._written(result)
+        elif lane is self._listen:
+            assert isinstance(result, Ended)
+            self._heard(result)
+        elif lane is self._check:
+            assert isinstance(result, Fetched)
+            self._checked(result)
+        else:
+            assert isinstance(result, list)
+            self._changed(result)
+
+    def _failed(self, event: EngineFailed) -> None:
+        lane = self._lane_of(event.ticket)
+        if lane is None:
+            return
+        self.figures.failed_calls += 1
+        lane.ticket = 0
+        lane.failures += 1
+        pause_ns = min(PAUSE_MAX_NS, PAUSE_NS << min(lane.failures - 1, 10))
+        lane.not_before_ns = self._now_ns + round(pause_ns * self._rng.uniform(0.5, 1.0))
+        if event.refused:
+            self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
+        if self.away_since_ns is None and not (event.refused and lane is self._write):
+            self.away_since_ns = lane.called_ns
+        if lane is self._write:
+            self._unwritten(event)
+        elif lane is self._listen:
+            self._notified = True
+        elif lane is self._check:
+            watched = [id_ for id_ in self._checking if id_ in self._watchers]
+            self._doubtful.update(dict.fromkeys(watched))
+            self._checking = []
+
+    def _is_back(self) -> None:
+        if self._refusing:
+            self._refusing = False
+            self._out.append(actions.Report("cluster.reachable"))
+        if self.away_since_ns is None:
+            return
+        self.away_since_ns = None
+        # Another server may answer now, which counts its transactions differently.
+        self._doubtful.update(dict.fromkeys(self._watchers))
+        for lane in (self._write, self._listen, self._check, self._changes):
+            lane.not_before_ns = 0
+
+    # -- requests -----------------------------------------------------------------------------
+
+    def _submitted(self, event: events.TasksSubmitted) -> None:
+        size = REQUEST_BYTES + sum(
+            REQUEST_BYTES + len(spec.args) + len(spec.fallback or b"") for spec in event.tasks
+        )
+        why = self._no_room(size)
+        if why and event.resend:  # it may be accepted already: neither accept nor refuse it
+            self._out.append(actions.DropRequest(event.peer, event.request, TOO_MANY))
+            return
+        if self._refusing and not event.resend:
+            why = AWAY
+        if self._watched + len(event.tasks) > WATCHES_MAX:
+            why = why or CROWDED
+        submit = _Submit(
+            event.peer, event.request, event.tasks, list(event.rejected), event.resend, size
+        )
+        if why:
+            self._refuse(submit, why)
+            return
+        self._add(submit)
+
+    def _no_room(self, size: int) -> str:
+        if len(self._queue) >= QUEUED_MAX:
+            return FULL
+        return FULL if self._queue and self._queued_bytes + size > QUEUED_BYTES_MAX else ""
+
+    def _add(self, request: _Request) -> None:
+        self._queue.append(request)
+        self._queued_bytes += request.bytes
+
+    def _refuse(self, submit: _Submit, why: str) -> None:
+        """Refuse tasks that the engine has not been asked about."""
+        assert not submit.resend, submit
+        rejected = [
+            Rejection(spec.id, QUEUE_FULL, f"'{spec.id}': {why}", RETRY_AFTER_NS)
+            for spec in submit.tasks
+        ]
+        self.figures.refused += len(rejected)
+        self._out.append(
+            actions.Acknowledge(submit.peer, submit.request, [*submit.rejected, *rejected])
+        )
+
+    def _refuse_queued(self) -> None:
+        kept: deque[_Request] = deque()
+        for request in self._queue:
+            if isinstance(request, _Submit) and not request.resend:
+                self._queued_bytes -= request.bytes
+                self._refuse(request, AWAY)
+            else:
+                kept.append(request)
+        self._queue = kept
+
+    def _cancel(self, event: events.CancelRequested) -> None:
+        request = _Cancel(event.peer, event.request, event.ids, REQUEST_BYTES * len(event.ids))
+        if self._no_room(request.bytes):
+            self._out.append(actions.DropRequest(event.peer, event.request, TOO_MANY))
+        else:
+            self._add(request)
+
+    def _invalidate(self, key: str, prefix: bool) -> None:
+        last = self._queue[-1] if self._queue else None
+        if isinstance(last, _Invalidate) and (last.key, last.prefix) == (key, prefix):
+            return
+        if self._no_room(REQUEST_BYTES):
+            report = actions.Report("cluster.refused", "error", reason=f"forget '{key}': {FULL}")
+            self._out.append(report)
+        else:
+            self._add(_Invalidate(key, prefix))
+
+    def _call_write(self) -> None:
+        batch = self._writing = self._next_batch()
+        first = batch[0]
+        if isinstance(first, _Submit):
+            specs = [spec for each in batch if isinstance(each, _Submit) for spec in each.tasks]
+            self._flying = {spec.id for spec in specs}
+            resend = first.resend
+            self._call(self._write, "submit", specs, waiter=self._waiter, resend=resend)
+        elif isinstance(first, _Cancel):
+            ids = [id_ for each in batch if isinstance(each, _Cancel) for id_ in each.ids]
+            self._call(self._write, "cancel", list(dict.fromkeys(ids)))
+        else:
+            self._call(self._write, "invalidate", first.key, prefix=first.prefix)
+
+    def _next_batch(self) -> list[_Request]:
+        """Take the first requests that one call can do, at least one."""
+        batch: list[_Request] = []
+        tasks = size = 0
+        while self._queue:
+            request = self._queue[0]
+            tasks += _weight(request)
+            size += request.bytes
+            if batch and (
+                tasks > BATCH_MAX or size > BATCH_BYTES or not _go_together(batch[0], request)
+            ):
+                break
+            batch.append(self._queue.popleft())
+        return batch
+
+    def _written(self, result: object) -> None:
+        batch, self._writing = self._writing, []
+        self._queued_bytes -= sum(each.bytes for each in batch)
+        if isinstance(batch[0], _Submit):
+            assert isinstance(result, list)
+            self._accepted([each for each in batch if isinstance(each, _Submit)], result)
+            return
+        for request in batch:
+            if isinstance(request, _Cancel):
+                self._out.append(actions.Acknowledge(request.peer, request.request, []))
+
+    def _accepted(self, batch: list[_Submit], verdicts: list[Verdict]) -> None:
+        early, self._ended_early, self._flying = self._ended_early, {}, set()
+        start = 0
+        for submit in batch:
+            own = verdicts[start : start + len(submit.tasks)]
+            start += len(submit.tasks)
+            rejected = [each.rejection for each in own if each.rejection is not None]
+            self.figures.submitted += len(own) - len(rejected)
+            self.figures.refused += len(rejected)
+            everything = [*submit.rejected, *rejected]
+            self._out.append(actions.Acknowledge(submit.peer, submit.request, everything))
+            if submit.peer:
+                self._wait_for(submit.peer, own, early)
+
+    def _wait_for(self, peer: bytes, verdicts: list[Verdict], early: dict[str, None]) -> None:
+        """Note who waits for accepted tasks; deliver what has an outcome already."""
+        outcomes: list[Outcome] = []
+        at_once: list[str] = []
+        for verdict in verdicts:
+            if verdict.outcome is not None:
+                outcomes.append(verdict.outcome)
+            elif verdict.state != "rejected":
+                self._watch(peer, verdict.id)
+                if verdict.state == "known":
+                    self._note_foreign(verdict.id)
+                if verdict.id in early:
+                    at_once.append(verdict.id)
+        if outcomes:
+            self.figures.told += len(outcomes)
+            self._out.append(actions.Deliver(peer, outcomes))
+        if at_once:
+            self._out.append(actions.LookUp(peer, at_once))
+
+    def _unwritten(self, event: EngineFailed) -> None:
+        """Put a batch back that failed; what the engine refuses is found one by one."""
+        batch, self._writing = self._writing, []
+        self._ended_early, self._flying = {}, set()
+        if not event.refused:
+            for request in batch:
+                if isinstance(request, _Submit):
+                    request.resend = True  # it may have happened
+        elif len(batch) > 1:
+            for request in batch:
+                if isinstance(request, _Submit):
+                    request.alone = True
+            self._write.not_before_ns = 0
+        else:
+            self._give_up(batch.pop(), event.reason)
+        self._queue.extendleft(reversed(batch))
+
+    def _give_up(self, request: _Request, reason: str) -> None:
+        """Answer a request that the engine refuses by itself."""
+        self._queued_bytes -= request.bytes
+        if isinstance(request, _Submit) and not request.resend:
+            self._refuse(request, f"{REFUSED}: {reason}")
+        elif not isinstance(request, _Invalidate):
+            self._out.append(actions.DropRequest(request.peer, request.request, reason))
+
+    # -- who waits for what -------------------------------------------------------------------
+
+    def _watch(self, peer: bytes, id_: str) -> None:
+        watchers = self._watchers.setdefault(id_, {})
+        if peer not in watchers:
+            watchers[peer] = None
+            self._watches.setdefault(peer, {})[id_] = None
+            self._watched += 1
+
+    def _note_foreign(self, id_: str) -> None:
+        if not self._foreign:
+            self._check_at_ns = self._now_ns + POLL_NS
+        self._foreign[id_] = None
+
+    def _unwatch(self, peer: bytes, id_: str) -> None:
+        watchers = self._watchers.get(id_)
+        if watchers is None or peer not in watchers:
+            return
+        del watchers[peer]
+        if not watchers:
+            del self._watchers[id_]
+            self._foreign.pop(id_, None)
+            self._doubtful.pop(id_, None)
+        watches = self._watches[peer]
+        del watches[id_]
+        if not watches:
+            del self._watches[peer]
+        self._watched -= 1
+
+    def _watch_new(self, peer: bytes, ids: list[str]) -> None:
+        if self._watched + len(ids) > WATCHES_MAX:
+            self._out.append(EndPeer(peer, TOO_MANY))
+            return
+        for id_ in ids:
+            self._watch(peer, id_)
+            self._note_foreign(id_)
+        if self._after is not None and ids:
+            self._out.append(actions.LookUp(peer, ids))
+
+    def _lose(self, peer: bytes) -> None:
+        """Forget a client that is gone. It sends again what was not acknowledged."""
+        self._followers.pop(peer, None)
+        for id_ in list(self._watches.get(peer, ())):
+            self._unwatch(peer, id_)
+        kept: deque[_Request] = deque()
+        for request in self._queue:
+            if isinstance(request, _Submit) and request.peer == peer:
+                self._queued_bytes -= request.bytes
+                self._out.append(actions.DropRequest(peer, request.request, GONE))
+            else:
+                kept.append(request)
+        self._queue = kept
+        for request in self._writing:
+            if isinstance(request, _Submit) and request.peer == peer:
+                request.peer = b""  # nobody waits for its tasks
+
+    def _looked_up(self, peer: bytes, ended: tuple[str, ...], absent: tuple[str, ...]) -> None:
+        self.figures.told += len(ended)
+        for id_ in ended:
+            self._unwatch(peer, id_)
+        missing = [id_ for id_ in absent if peer in self._watchers.get(id_, ())]
+        for id_ in missing:
+            self._unwatch(peer, id_)
+        if missing:
+            self._out.append(actions.TellMissing(peer, missing))
+
+    def _call_ended(self) -> None:
+        self._notified = False
+        if self._after is None:
+            self._call(self._listen, "ended", 0, "")  # only where it stands
+        else:
+            self._call(self._listen, "ended", self._waiter, self._after)
+
+    def _heard(self, result: Ended) -> None:
+        first = self._after is None
+        self._after = result.after
+        if first:
+            for peer, ids in self._watches.items():
+                self._out.append(actions.LookUp(peer, list(ids)))
+            return
+        self._look_up(result.ids)
+        for id_ in result.ids:
+            if id_ in self._flying:
+                self._ended_early[id_] = None
+
+    def _look_up(self, ids: Iterable[str]) -> None:
+        """Look up the results of tasks that have ended, for all who watch them."""
+        wanted: dict[bytes, list[str]] = {}
+        for id_ in ids:
+            for peer in self._watchers.get(id_, ()):
+                wanted.setdefault(peer, []).append(id_)
+        self._out.extend([actions.LookUp(peer, found) for peer, found in wanted.items()])
+
+    def _call_check(self) -> None:
+        self._check_at_ns = self._now_ns + POLL_NS
+        chosen = self._doubtful or self._foreign
+        ids = [id_ for id_, _ in zip(chosen, range(BATCH_MAX), strict=False)]
+        for id_ in ids:
+            self._doubtful.pop(id_, None)
+            if id_ in self._foreign:  # to the end: the others have their turn before
+                del self._foreign[id_]
+                self._foreign[id_] = None
+        self._checking = ids
+        self._call(self._check, "fetch", ids, -1)
+
+    def _checked(self, result: Fetched) -> None:
+        self._checking = []
+        self._look_up(result.unread)
+        for id_ in result.absent:
+            for peer in list(self._watchers.get(id_, ())):
+                self._looked_up(peer, (), (id_,))
+
+    # -- changes of schedules -----------------------------------------------------------------
+
+    def _call_changes(self) -> None:
+        self._changes_at_ns = self._now_ns + CHANGES_NS
+        self._call(self._changes, "changes", self._change)
+
+    def _changed(self, notes: list[ChangeNote]) -> None:
+        first, newest = self._newest is None, self._newest or {}
+        self._newest = newest
+        for note in notes:
+            self._change = max(self._change, note.number)
+            change = newest[note.schedule] = Change(note.schedule, note.task, note.digest)
+            if not first and any(self._followers.values()):
+                self._out.append(TellChange(change))
+        for peer, told in self._followers.items():
+            if not told:
+                self._followers[peer] = True
+                self._out.append(actions.TellChanges(peer, list(newest.values())))
+
+
+def _weight(request: _Request) -> int:
+    if isinstance(request, _Invalidate):
+        return 1
+    return len(request.tasks if isinstance(request, _Submit) else request.ids)
+
+
+def _go_together(first: _Request, other: _Request) -> bool:
+    """Whether one call does both."""
+    if isinstance(first, _Submit) and isinstance(other, _Submit):
+        return first.resend == other.resend and not first.alone and not other.alone
+    return isinstance(first, _Cancel) and isinstance(other, _Cancel)
