@@ -246,6 +246,12 @@ class Gateway:
             due.append(silent_ns + AWAY_NS)
         return min(due, default=None)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing is held for any client."""
+        held = self._queue or self._writing or self._watchers or self._watches
+        return not held and not self._queued_bytes and not self._watched
+
     def validate(self) -> None:
         """Check what must hold between two events."""
         pairs = sum(map(len, self._watchers.values()))

@@ -1,0 +1,401 @@
+"""Gateways and their clients around one engine in memory, with everything that may go wrong.
+
+The world loses connections, ends gateways, takes the engine away, and makes calls fail before and
+after their effect. Every message and every call takes a random time; messages of one connection
+keep their order.
+
+Checked at every step: a client is told that a task is accepted, or has ended, only after the engine
+has it so; a rejected or a missing task is not there. At the end, when all is quiet: each task that a
+client has got an acknowledgement for has ended once, its client knows the outcome, and no gateway
+holds anything.
+"""
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from itertools import count
+from random import Random
+
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.messages import Outcome, TaskDeclaration, TaskSpec
+from musterd.supervisor.cluster.engine import End, NodeCard, PoolCard, Want
+from musterd.supervisor.cluster.gateway import (
+    Call,
+    EndPeer,
+    EngineAnswered,
+    EngineFailed,
+    Gateway,
+    LookedUp,
+    Notified,
+)
+from musterd.supervisor.cluster.model_engine import ModelEngine
+from musterd.supervisor.core.model import actions, events
+
+MS = SECOND_NS // 1000
+BUSY_NS = 20 * SECOND_NS  # the time in which things go wrong
+QUIET_NS = 60 * SECOND_NS  # the time in which all must come to its end
+NODES, CLIENTS, TASKS = 2, 4, 12
+NAMES = ("p.extract",)
+CARD = PoolCard("p", 10, (TaskDeclaration("extract"),), queue_size=100_000)
+
+
+class Node:
+    """A sidecar's place: the gateway that lives there now, and its connections."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.life = 0
+        self.begun = 0  # the last life with a gateway
+        self.gateway: Gateway | None = None
+        self.woken_ns: int | None = None
+        self.peers: dict[bytes, Client] = {}
+
+
+class Client:
+    """A client as ipc/client/session.py is one: it sends again what was not acknowledged."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.peer = b""  # the name of its connection; b"": it has none
+        self.requests = count(1)
+        self.unsent: list[TaskSpec] = []
+        self.sent: dict[int, list[TaskSpec]] = {}  # not acknowledged
+        self.again: list[TaskSpec] = []  # to be sent again
+        self.accepted: dict[str, None] = {}  # without an outcome
+        self.outcomes: dict[str, Outcome] = {}
+        self.rejections = 0
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.rng = Random(seed)
+        self.now_ns = 0
+        self.steps = 0
+        self._heap: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = count(1)
+        self._ids = count(1)
+        self._lines: dict[tuple[bytes, str], int] = {}  # when the last message of each arrives
+        self.engine = ModelEngine(lambda: self.now_ns, Random(seed))
+        self.tenure = self.engine.join(NodeCard("id", "worker", 3600 * SECOND_NS, "", (CARD,)))
+        self.away = False
+        self.calm = False
+        self.ends: dict[str, int] = {}
+        self.told: list[str] = []
+        self.resent = self.lost_answers = self.deaths = 0
+        self.nodes = [Node(number) for number in range(NODES)]
+        self.clients = [Client(self.rng.choice(self.nodes)) for _ in range(CLIENTS)]
+
+    # -- time ---------------------------------------------------------------------------------
+
+    def later(self, by_ns: int, deed: Callable[[], None]) -> None:
+        heappush(self._heap, (self.now_ns + max(1, by_ns), next(self._numbers), deed))
+
+    def some_ns(self) -> int:
+        usual = self.rng.randrange(1, 20) * MS
+        return usual if self.calm or self.rng.random() < 0.97 else self.rng.randrange(8000) * MS
+
+    def run(self) -> None:
+        for node in self.nodes:
+            self.begin(node)
+        for client in self.clients:
+            self.connect(client)
+            for _ in range(TASKS):
+                self.later(self.rng.randrange(BUSY_NS), lambda c=client: self.submit(c))  # type: ignore[misc]
+        for chance, deed in ((1500, self.kill), (1200, self.cut), (4000, self.take_away)):
+            self.every(chance, deed)
+        self.every(200, self.work)
+        self.every(700, self.tick)
+        self.go_on_until(BUSY_NS)
+        self.calm, self.away = True, False
+        self.go_on_until(BUSY_NS + QUIET_NS)
+        self.check_the_end()
+
+    def every(self, mean_ms: int, deed: Callable[[], None]) -> None:
+        def again() -> None:
+            deed()
+            self.every(mean_ms, deed)
+
+        self.later(self.rng.randrange(1, 2 * mean_ms) * MS, again)
+
+    def go_on_until(self, end_ns: int) -> None:
+        while self._heap and self._heap[0][0] <= end_ns:
+            self.now_ns, _, deed = heappop(self._heap)
+            deed()
+            self.steps += 1
+            assert self.steps < 300_000, "it never comes to rest"
+
+    # -- what goes wrong ----------------------------------------------------------------------
+
+    def kill(self) -> None:
+        if not self.calm:
+            self.deaths += 1
+            self.end(self.rng.choice(self.nodes))
+
+    def cut(self) -> None:
+        client = self.rng.choice(self.clients)
+        if client.peer and not self.calm:
+            self.disconnect(client, seen=True)
+
+    def take_away(self) -> None:
+        if self.calm:
+            return
+        self.away = True
+
+        def back() -> None:
+            self.away = False
+
+        self.later(self.rng.randrange(200, 9000) * MS, back)
+
+    # -- the fleet behind the engine ----------------------------------------------------------
+
+    def work(self) -> None:
+        """Run some tasks, and say how they ended."""
+        tenure = self.tenure.tenure
+        grants = self.engine.claim(
+            tenure, [Want("p", self.rng.randrange(60 if self.calm else 6), NAMES)]
+        )
+        ends = []
+        for grant in grants:
+            value = bytes(self.rng.randrange(1, 50))
+            if self.rng.random() < 0.2:
+                ends.append(End(grant.id, grant.claim, "failed", retry_ns=300 * MS))
+            else:
+                ends.append(End(grant.id, grant.claim, "succeeded", value=value))
+        self.note_ends([each.id for each in self.engine.finish(tenure, ends) if each.state])
+
+    def note_ends(self, ids: list[str]) -> None:
+        for id_ in ids:
+            self.ends[id_] = self.ends.get(id_, 0) + 1
+            assert self.ends[id_] == 1, f"{id_} has ended twice"
+        for node in self.nodes:
+            if ids and self.rng.random() < 0.7:  # a notification may be lost
+                self.later(self.some_ns(), lambda n=node, life=node.life: self.notify(n, life))  # type: ignore[misc]
+
+    def notify(self, node: Node, life: int) -> None:
+        if life == node.life:
+            self.feed(node, Notified())
+
+    def tick(self) -> None:
+        self.engine.beat(self.tenure.tenure)
+        self.engine.tick()
+
+    # -- sidecars -----------------------------------------------------------------------------
+
+    def begin(self, node: Node) -> None:
+        node.life += 1
+        node.begun = node.life
+        node.gateway = Gateway(node.number + 1, Random(self.rng.random()))
+        self.feed(node, events.Started())
+
+    def end(self, node: Node) -> None:
+        if node.gateway is None:
+            return
+        node.gateway = None
+        node.life += 1
+        for client in list(node.peers.values()):
+            self.disconnect(client, seen=False)
+        self.later(self.rng.randrange(5, 800) * MS, lambda: self.begin(node))
+
+    def feed(self, node: Node, event: object) -> None:
+        gateway = node.gateway
+        if gateway is None:
+            return
+        for action in gateway.handle(self.now_ns, event):
+            self.do(node, action)
+        gateway.validate()
+        due_ns = gateway.next_deadline()
+        if due_ns is not None and (node.woken_ns is None or due_ns < node.woken_ns):
+            node.woken_ns = due_ns
+            self.later(due_ns - self.now_ns, lambda: self.wake(node))
+
+    def wake(self, node: Node) -> None:
+        node.woken_ns = None
+        self.feed(node, events.Ticked())
+
+    def do(self, node: Node, action: object) -> None:
+        match action:
+            case Call():
+                self.call(node, action)
+            case actions.LookUp(peer, ids):
+                self.look_up(node, node.life, peer, list(ids))
+            case actions.Acknowledge(peer, request, rejected):
+                refused = [each.id for each in rejected]
+                client = node.peers.get(peer)
+                if client is not None:
+                    for spec in client.sent.get(request, ()):
+                        there = self.is_there(spec.id)
+                        assert there == (spec.id not in refused), f"a lie about {spec.id}"
+                self.to_client(node, peer, lambda c: self.acknowledged(c, request, refused))
+            case actions.Deliver(peer, outcomes):
+                self.deliver(node, peer, outcomes)
+            case actions.TellMissing(peer, ids):
+                for id_ in ids:
+                    assert not self.is_there(id_), f"{id_} is told to be missing"
+                self.to_client(node, peer, lambda c: self.missing(c, ids))
+            case actions.DropRequest(peer) | EndPeer(peer):
+                client = node.peers.get(peer)
+                if client is not None:
+                    self.disconnect(client, seen=True)
+            case _:
+                assert isinstance(action, actions.Report), action
+
+    def is_there(self, id_: str) -> bool:
+        return id_ in self.engine.board.live or id_ in self.engine.board.done
+
+    def call(self, node: Node, call: Call) -> None:
+        life = node.life
+
+        def take_effect() -> None:
+            if life != node.begun:
+                return  # a gateway calls nothing before the sessions of the one before have ended
+            fails, event = self.rng.random(), None
+            if self.away or (fails < 0.05 and not self.calm):
+                event = EngineFailed(call.ticket, "away")
+            if event is None or (self.away and fails < 0.2):
+                result = getattr(self.engine, call.method)(*call.arguments, **call.options)
+                if call.method == "cancel":
+                    ended = [id_ for id_ in result if id_ in self.engine.board.done]
+                    self.note_ends([id_ for id_ in ended if id_ not in self.ends])
+                self.lost_answers += event is not None
+                event = event or EngineAnswered(call.ticket, result)
+            self.later(self.some_ns(), lambda: self.answer(node, life, event))
+
+        self.later(self.some_ns(), take_effect)
+
+    def answer(self, node: Node, life: int, event: object) -> None:
+        if life == node.life:
+            self.feed(node, event)
+
+    def look_up(self, node: Node, life: int, peer: bytes, ids: list[str]) -> None:
+        """Be the shell's lookups: portions while there are some, again when the engine is away."""
+
+        def take_effect() -> None:
+            if life != node.life or peer not in node.peers:
+                return
+            if self.away:
+                self.look_up(node, life, peer, ids)
+                return
+            found = self.engine.fetch(ids, self.rng.randrange(50, 200))
+            self.deliver(node, peer, list(found.outcomes))
+            ended = tuple([each.id for each in found.outcomes])
+            later = LookedUp(peer, ended, found.absent)
+            self.later(self.some_ns(), lambda: self.answer(node, life, later))
+            if found.unread:
+                self.look_up(node, life, peer, list(found.unread))
+
+        self.later(self.some_ns(), take_effect)
+
+    # -- clients ------------------------------------------------------------------------------
+
+    def to_client(self, node: Node, peer: bytes, deed: Callable[[Client], None]) -> None:
+        def arrive() -> None:
+            client = node.peers.get(peer)
+            if client is not None:
+                deed(client)
+
+        self.in_order((peer, "down"), arrive)
+
+    def to_gateway(self, client: Client, event: object) -> None:
+        node, peer = client.node, client.peer
+
+        def arrive() -> None:
+            if peer in node.peers:
+                self.feed(node, event)
+
+        self.in_order((peer, "up"), arrive)
+
+    def in_order(self, line: tuple[bytes, str], deed: Callable[[], None]) -> None:
+        at_ns = max(self.now_ns + self.rng.randrange(1, 5) * MS, self._lines.get(line, 0) + 1)
+        self._lines[line] = at_ns
+        self.later(at_ns - self.now_ns, deed)
+
+    def connect(self, client: Client) -> None:
+        node = client.node
+        if node.gateway is None:
+            self.later(50 * MS, lambda: self.connect(client))
+            return
+        client.peer = b"%d" % next(self._numbers)
+        node.peers[client.peer] = client
+        again, client.again = client.again, []
+        if again:
+            self.resent += len(again)
+            self.send(client, again, resend=True)
+        if client.accepted:
+            self.to_gateway(client, events.TasksWatched(client.peer, list(client.accepted)))
+        self.flush(client)
+
+    def disconnect(self, client: Client, *, seen: bool) -> None:
+        """End a connection. `seen`: the gateway lives, and sees it."""
+        node, peer = client.node, client.peer
+        del node.peers[peer]
+        client.peer = b""
+        for specs in client.sent.values():
+            client.again += specs
+        client.sent = {}
+        if seen:
+            self.feed(node, events.PeerLost(peer))
+        self.later(self.rng.randrange(1, 300) * MS, lambda: self.connect(client))
+
+    def submit(self, client: Client) -> None:
+        client.unsent += [
+            TaskSpec(f"t{next(self._ids)}", "p.extract", b"\x80")
+            for _ in range(self.rng.choice((1, 1, 2, 30)))
+        ]
+        self.flush(client)
+
+    def flush(self, client: Client) -> None:
+        if client.peer and client.unsent:
+            specs, client.unsent = client.unsent, []
+            self.send(client, specs)
+
+    def send(self, client: Client, specs: list[TaskSpec], *, resend: bool = False) -> None:
+        request = next(client.requests)
+        client.sent[request] = specs
+        event = events.TasksSubmitted(client.peer, request, specs, 0, resend)
+        self.to_gateway(client, event)
+        if self.rng.random() < 0.1:
+            ids = [self.rng.choice(specs).id]
+            self.to_gateway(client, events.CancelRequested(ids, client.peer, 0))
+
+    def acknowledged(self, client: Client, request: int, refused: list[str]) -> None:
+        specs = client.sent.pop(request, [])
+        for spec in specs:
+            if spec.id in refused:
+                client.rejections += 1
+                again = [spec]
+                self.later(1000 * MS, lambda c=client, s=again: self.once_more(c, s))  # type: ignore[misc]
+            elif spec.id not in client.outcomes:
+                client.accepted[spec.id] = None
+                self.told.append(spec.id)
+
+    def once_more(self, client: Client, specs: list[TaskSpec]) -> None:
+        client.unsent += specs
+        self.flush(client)
+
+    def deliver(self, node: Node, peer: bytes, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            assert outcome.id in self.engine.board.done, f"{outcome.id} was told before its end"
+        self.to_client(node, peer, lambda client: self.delivered(client, outcomes))
+
+    def delivered(self, client: Client, outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            known = client.outcomes.setdefault(outcome.id, outcome)
+            assert known.state == outcome.state, f"two ends of {outcome.id}"
+            client.accepted.pop(outcome.id, None)
+
+    def missing(self, client: Client, ids: list[str]) -> None:
+        raise AssertionError(f"{ids} were accepted, and are missing")
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def check_the_end(self) -> None:
+        board = self.engine.board
+        assert not board.live, f"{list(board.live)} never ended"
+        for client in self.clients:
+            assert not client.unsent, "not sent"
+            assert not client.again, "not sent again"
+            assert not client.sent, f"never acknowledged: {client.sent}"
+            assert not client.accepted, f"nobody told how these ended: {client.accepted}"
+        assert {id_ for client in self.clients for id_ in client.outcomes} >= set(self.told)
+        for node in self.nodes:
+            assert node.gateway is not None
+            assert node.gateway.is_idle, f"gateway {node.number} still holds something"
