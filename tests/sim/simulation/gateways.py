@@ -5,9 +5,8 @@ after their effect. Every message and every call takes a random time; messages o
 keep their order.
 
 Checked at every step: a client is told that a task is accepted, or has ended, only after the engine
-has it so; a rejected or a missing task is not there. At the end, when all is quiet: each task that a
-client has got an acknowledgement for has ended once, its client knows the outcome, and no gateway
-holds anything.
+has it so; a rejected or a missing task is not there. At the end, when all is quiet: each task that
+was acknowledged has ended once, its client knows the outcome, and no gateway holds anything.
 """
 
 from collections.abc import Callable
