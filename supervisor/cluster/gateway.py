@@ -31,6 +31,17 @@ from msgspec import Struct
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import QUEUE_FULL, Change, Outcome, Rejection, TaskSpec
 from musterd.supervisor.cluster.engine import BATCH_MAX, ChangeNote, Ended, Fetched, Verdict
+from musterd.supervisor.cluster.gateway_events import (
+    Action,
+    Call,
+    EndPeer,
+    EngineAnswered,
+    EngineFailed,
+    LookedUp,
+    Notified,
+    TellChange,
+)
+from musterd.supervisor.cluster.watches import Watches
 from musterd.supervisor.core.model import actions, events
 
 POLL_NS = SECOND_NS // 2  # behind NOTIFY, which may be lost
@@ -51,73 +62,6 @@ CROWDED = f"the clients of this node wait for {WATCHES_MAX} tasks; the task was 
 REFUSED = "the cluster's database refused the task"
 GONE = "its client is gone"
 TOO_MANY = "too much waits for the cluster's database"
-
-
-# -- what else happens ------------------------------------------------------------------------
-
-
-class EngineAnswered(Struct, frozen=True):
-    ticket: int
-    result: object
-
-
-class EngineFailed(Struct, frozen=True):
-    """A call failed. `refused`: it did not happen, and would be refused again."""
-
-    ticket: int
-    reason: str
-    refused: bool = False
-
-
-class Notified(Struct, frozen=True):
-    """The engine says that tasks of this waiter have ended."""
-
-
-class LookedUp(Struct, frozen=True):
-    """The answer to LookUp. The results of those that have ended were sent."""
-
-    peer: bytes
-    ended: tuple[str, ...] = ()
-    absent: tuple[str, ...] = ()
-
-
-# -- what else is done ------------------------------------------------------------------------
-
-
-class Call(Struct, frozen=True):
-    """Call a method of the engine; EngineAnswered or EngineFailed follows."""
-
-    ticket: int
-    method: str
-    arguments: tuple[object, ...] = ()
-    options: dict[str, object] = {}
-
-
-class TellChange(Struct, frozen=True):
-    """Tell all followers of a change."""
-
-    change: Change
-
-
-class EndPeer(Struct, frozen=True):
-    """End a connection: its client asks again."""
-
-    peer: bytes
-    reason: str
-
-
-Action = (
-    Call
-    | TellChange
-    | EndPeer
-    | actions.Acknowledge
-    | actions.Deliver
-    | actions.DropRequest
-    | actions.LookUp
-    | actions.Report
-    | actions.TellChanges
-    | actions.TellMissing
-)
 
 
 # -- requests that wait for the engine --------------------------------------------------------
@@ -184,12 +128,7 @@ class Gateway:
         self._writing: list[_Request] = []
         self._flying: set[str] = set()  # ids of submits in the call under way
         self._write = _Lane()
-        # Who waits for what, by task and by client.
-        self._watchers: dict[str, dict[bytes, None]] = {}
-        self._watches: dict[bytes, dict[str, None]] = {}
-        self._watched = 0
-        self._foreign: dict[str, None] = {}  # watched tasks that others may have submitted
-        self._doubtful: dict[str, None] = {}  # watched tasks to look at once
+        self._watches = Watches()
         self._ended_early: dict[str, None] = {}  # ended before their submit was answered
         self._after: str | None = None
         self._listen = _Lane()
@@ -249,17 +188,14 @@ class Gateway:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is held for any client."""
-        held = self._queue or self._writing or self._watchers or self._watches
-        return not held and not self._queued_bytes and not self._watched
+        return not (self._queue or self._writing or self._queued_bytes or len(self._watches))
 
     def validate(self) -> None:
         """Check what must hold between two events."""
-        pairs = sum(map(len, self._watchers.values()))
-        assert pairs == self._watched == sum(map(len, self._watches.values()))
-        assert self._watched <= WATCHES_MAX + BATCH_MAX
+        self._watches.validate()
+        assert len(self._watches) <= WATCHES_MAX + BATCH_MAX
         held = sum(each.bytes for each in (*self._queue, *self._writing))
         assert held == self._queued_bytes
-        assert self._foreign.keys() | self._doubtful.keys() <= self._watchers.keys()
         assert bool(self._writing) == bool(self._write.ticket)
         assert self._ended_early.keys() <= self._flying
 
@@ -272,11 +208,12 @@ class Gateway:
             return
         if self._queue:
             yield self._write, 0
-        waits = self._watchers or self.away_since_ns is not None
+        watches = self._watches
+        waits = len(watches) or self.away_since_ns is not None
         poll_ns = self._listen.called_ns + (POLL_NS if waits else IDLE_POLL_NS)
         yield self._listen, 0 if self._notified else poll_ns
-        if self._doubtful or self._foreign:
-            yield self._check, 0 if self._doubtful else self._check_at_ns
+        if watches.has_doubtful or watches.has_foreign:
+            yield self._check, 0 if watches.has_doubtful else self._check_at_ns
         if self._followers:
             yield self._changes, self._changes_at_ns
 
@@ -348,8 +285,7 @@ class Gateway:
         elif lane is self._listen:
             self._notified = True
         elif lane is self._check:
-            watched = [id_ for id_ in self._checking if id_ in self._watchers]
-            self._doubtful.update(dict.fromkeys(watched))
+            self._watches.doubt(self._checking)
             self._checking = []
 
     def _is_back(self) -> None:
@@ -360,7 +296,7 @@ class Gateway:
             return
         self.away_since_ns = None
         # Another server may answer now, which counts its transactions differently.
-        self._doubtful.update(dict.fromkeys(self._watchers))
+        self._watches.doubt()
         for lane in (self._write, self._listen, self._check, self._changes):
             lane.not_before_ns = 0
 
@@ -376,7 +312,7 @@ class Gateway:
             return
         if self._refusing and not event.resend:
             why = AWAY
-        if self._watched + len(event.tasks) > WATCHES_MAX:
+        if len(self._watches) + len(event.tasks) > WATCHES_MAX:
             why = why or CROWDED
         submit = _Submit(
             event.peer, event.request, event.tasks, list(event.rejected), event.resend, size
@@ -496,7 +432,7 @@ class Gateway:
             if verdict.outcome is not None:
                 outcomes.append(verdict.outcome)
             elif verdict.state != "rejected":
-                self._watch(peer, verdict.id)
+                self._watches.add(peer, verdict.id)
                 if verdict.state == "known":
                     self._note_foreign(verdict.id)
                 if verdict.id in early:
@@ -534,39 +470,17 @@ class Gateway:
 
     # -- who waits for what -------------------------------------------------------------------
 
-    def _watch(self, peer: bytes, id_: str) -> None:
-        watchers = self._watchers.setdefault(id_, {})
-        if peer not in watchers:
-            watchers[peer] = None
-            self._watches.setdefault(peer, {})[id_] = None
-            self._watched += 1
-
     def _note_foreign(self, id_: str) -> None:
-        if not self._foreign:
+        if not self._watches.has_foreign:
             self._check_at_ns = self._now_ns + POLL_NS
-        self._foreign[id_] = None
-
-    def _unwatch(self, peer: bytes, id_: str) -> None:
-        watchers = self._watchers.get(id_)
-        if watchers is None or peer not in watchers:
-            return
-        del watchers[peer]
-        if not watchers:
-            del self._watchers[id_]
-            self._foreign.pop(id_, None)
-            self._doubtful.pop(id_, None)
-        watches = self._watches[peer]
-        del watches[id_]
-        if not watches:
-            del self._watches[peer]
-        self._watched -= 1
+        self._watches.note_foreign(id_)
 
     def _watch_new(self, peer: bytes, ids: list[str]) -> None:
-        if self._watched + len(ids) > WATCHES_MAX:
+        if len(self._watches) + len(ids) > WATCHES_MAX:
             self._out.append(EndPeer(peer, TOO_MANY))
             return
         for id_ in ids:
-            self._watch(peer, id_)
+            self._watches.add(peer, id_)
             self._note_foreign(id_)
         if self._after is not None and ids:
             self._out.append(actions.LookUp(peer, ids))
@@ -574,8 +488,7 @@ class Gateway:
     def _lose(self, peer: bytes) -> None:
         """Forget a client that is gone. It sends again what was not acknowledged."""
         self._followers.pop(peer, None)
-        for id_ in list(self._watches.get(peer, ())):
-            self._unwatch(peer, id_)
+        self._watches.remove_peer(peer)
         kept: deque[_Request] = deque()
         for request in self._queue:
             if isinstance(request, _Submit) and request.peer == peer:
@@ -591,10 +504,8 @@ class Gateway:
     def _looked_up(self, peer: bytes, ended: tuple[str, ...], absent: tuple[str, ...]) -> None:
         self.figures.told += len(ended)
         for id_ in ended:
-            self._unwatch(peer, id_)
-        missing = [id_ for id_ in absent if peer in self._watchers.get(id_, ())]
-        for id_ in missing:
-            self._unwatch(peer, id_)
+            self._watches.remove(peer, id_)
+        missing = [id_ for id_ in absent if self._watches.remove(peer, id_)]
         if missing:
             self._out.append(actions.TellMissing(peer, missing))
 
@@ -609,31 +520,20 @@ class Gateway:
         first = self._after is None
         self._after = result.after
         if first:
-            for peer, ids in self._watches.items():
-                self._out.append(actions.LookUp(peer, list(ids)))
+            self._look_up(None)
             return
         self._look_up(result.ids)
         for id_ in result.ids:
             if id_ in self._flying:
                 self._ended_early[id_] = None
 
-    def _look_up(self, ids: Iterable[str]) -> None:
+    def _look_up(self, ids: Iterable[str] | None) -> None:
         """Look up the results of tasks that have ended, for all who watch them."""
-        wanted: dict[bytes, list[str]] = {}
-        for id_ in ids:
-            for peer in self._watchers.get(id_, ()):
-                wanted.setdefault(peer, []).append(id_)
-        self._out.extend([actions.LookUp(peer, found) for peer, found in wanted.items()])
+        self._out.extend([actions.LookUp(*each) for each in self._watches.by_peer(ids)])
 
     def _call_check(self) -> None:
         self._check_at_ns = self._now_ns + POLL_NS
-        chosen = self._doubtful or self._foreign
-        ids = [id_ for id_, _ in zip(chosen, range(BATCH_MAX), strict=False)]
-        for id_ in ids:
-            self._doubtful.pop(id_, None)
-            if id_ in self._foreign:  # to the end: the others have their turn before
-                del self._foreign[id_]
-                self._foreign[id_] = None
+        ids = self._watches.next_to_check(BATCH_MAX)
         self._checking = ids
         self._call(self._check, "fetch", ids, -1)
 
@@ -641,7 +541,7 @@ class Gateway:
         self._checking = []
         self._look_up(result.unread)
         for id_ in result.absent:
-            for peer in list(self._watchers.get(id_, ())):
+            for peer in self._watches.peers_of(id_):
                 self._looked_up(peer, (), (id_,))
 
     # -- changes of schedules -----------------------------------------------------------------

@@ -165,18 +165,22 @@ def exposed(
     for name, alert in alerts.items():
         if not alert.url or _HARMLESS.fullmatch(alert.url):
             continue
-        origin = origins.get(f"alerts.{name}.url", "")
-        within = _IN_PROFILE.fullmatch(origin)
-        path = within[1] if within else origin
-        if path.startswith("--set"):
-            yield origin, name, "is visible to everybody who lists processes: use url_file"
-        elif _all_may_read(Path(path)):
-            yield (
-                origin,
-                name,
-                "holds a secret, and everybody can read this file: chmod o-r it, or put the URL "
-                "into a file of its own and name that with url_file",
-            )
+        for origin, problem in exposure_of(origins.get(f"alerts.{name}.url", "")):
+            yield origin, name, problem
+
+
+def exposure_of(origin: str) -> Iterator[tuple[str, str]]:
+    """Yield the origin of a secret URL and what to do, if others can read it there."""
+    within = _IN_PROFILE.fullmatch(origin)
+    path = within[1] if within else origin
+    if path.startswith("--set"):
+        yield origin, "is visible to everybody who lists processes: use url_file"
+    elif _all_may_read(Path(path)):
+        yield (
+            origin,
+            "holds a secret, and everybody can read this file: chmod o-r it, or put the URL "
+            "into a file of its own and name that with url_file",
+        )
 
 
 def _all_may_read(path: Path) -> bool:

@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Struct
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor.config.alerts import exposed
+from musterd.supervisor.config import alerts, cluster
 from musterd.supervisor.config.kinds import Kind
 from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import (
@@ -99,8 +99,10 @@ def load(
     if not isinstance(config, Config):
         check.conflicts(check.without_problems(tree, stand_ins=True), tree, ())
         config = check.without_problems(tree)
-    for origin, name, problem in exposed(config.alerts, check.origins):
+    for origin, name, problem in alerts.exposed(config.alerts, check.origins):
         check.say(origin, ("alerts", name, "url"), problem)
+    for origin, problem in cluster.exposed(config.cluster, check.origins):
+        check.say(origin, ("cluster", "url"), problem)
     if problems:
         raise Invalid(problems, Loaded(config, check.origins))
     origins = check.origins

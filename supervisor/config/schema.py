@@ -16,6 +16,7 @@ from musterd.ipc.secrets.access import fits
 from musterd.ipc.secrets.names import SENSITIVE
 from musterd.ipc.wire.messages import NOT_GIVEN, PRIORITY_NAMES
 from musterd.supervisor.config.alerts import AlertConfig
+from musterd.supervisor.config.cluster import ClusterConfig
 from musterd.supervisor.config.events import EventsConfig
 from musterd.supervisor.config.http import HttpConfig
 from musterd.supervisor.config.kinds import (
@@ -336,6 +337,7 @@ class Config(Section, frozen=True):
     monitor: MonitorConfig = MonitorConfig()
     http: HttpConfig = HttpConfig()
     events: EventsConfig = EventsConfig()
+    cluster: ClusterConfig = ClusterConfig()
     pools: dict[str, PoolConfig] = {}
     schedule: dict[str, ScheduleConfig] = {}
     alerts: dict[str, AlertConfig] = {}
@@ -345,6 +347,7 @@ class Config(Section, frozen=True):
         """Return secrets that only the daemon uses: their names, and the keys that name them."""
         own = {each.url_secret: f"alerts.{name}" for name, each in self.alerts.items()}
         own[self.http.token_file] = "http.token_file"
+        own[self.cluster.url_secret] = "cluster.url_secret"
         return {name: key for name, key in own.items() if name and not name.startswith("/")}
 
     @property
@@ -352,6 +355,7 @@ class Config(Section, frozen=True):
         """Return files with secrets that only the daemon uses, and the keys that name them."""
         own = {each.url_file: f"alerts.{name}.url_file" for name, each in self.alerts.items()}
         own[self.http.token_file] = "http.token_file"
+        own[self.cluster.url_file] = "cluster.url_file"
         return {path: key for path, key in own.items() if path.startswith("/")}
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -359,6 +363,9 @@ class Config(Section, frozen=True):
         yield from _class_conflicts(self)
         yield from _target_conflicts(self)
         yield from _workers_conflicts(self)
+        for name in self.cluster.pools:
+            if name not in self.pools:
+                yield ("cluster", "pools"), f"has no pool '{name}': {_pools(self.pools)}"
         for name, each in self.pools.items():
             if each.max_memory_bytes and not self.monitor.enabled:
                 why = "has no effect where monitor.enabled is false: remove one of them"

@@ -5,8 +5,8 @@
 A sidecar writes to a pipe: once that it is ready (the web process: where it listens), then a
 heartbeat every few seconds. It is a child of the main thread. It stays in the daemon's session, so
 that the spawner leaves its exit status to us, and has a process group of its own, so a terminal's
-^C does not reach it. The web process and the publisher of events die with the daemon; `alerts`
-stays for a minute, to report the daemon's end.
+^C does not reach it. All die with the daemon, but `alerts` stays for a minute, to report the
+daemon's end.
 """
 
 import os
@@ -14,12 +14,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 
 import msgspec
 from msgspec import Struct
 
 from musterd.supervisor.core.model.events import (
     ALERTS,
+    CLUSTER,
     EVENTS,
     WEB,
     SidecarBeat,
@@ -37,6 +39,7 @@ MODULES = {
     WEB: "musterd.supervisor.web",
     ALERTS: "musterd.supervisor.alerts",
     EVENTS: "musterd.supervisor.publisher",
+    CLUSTER: "musterd.supervisor.node",
 }
 EXIT_CONFIGURATION = 78  # the exit code of a sidecar that another start will not help
 CLOSE_SECONDS = 3.0  # from SIGTERM to SIGKILL at the end of the daemon: a last alert takes two
@@ -68,11 +71,11 @@ class SidecarProcesses:
         """Return the descriptor that is readable when events() has news."""
         return self._watch.fileno()
 
-    def start(self, name: str, number: int, settings: Struct) -> None:
-        """Start a sidecar; SidecarReady or SidecarExited follows."""
+    def start(self, name: str, number: int, settings: Struct, fds: Sequence[int] = ()) -> None:
+        """Start a sidecar, which inherits `fds`; SidecarReady or SidecarExited follows."""
         assert name not in self._living, f"there is a sidecar {name}"
         try:
-            living = self._make(name, number, settings)
+            living = self._make(name, number, settings, fds)
         except OSError as error:
             reason = f"it cannot be started: {error}"
             self._happened.append(SidecarExited(number, reason, name=name))
@@ -82,7 +85,7 @@ class SidecarProcesses:
         self._watch.add(living.beats, lambda: self._hear(living))
         self._watch.add(living.pidfd, lambda: self._ended(living))
 
-    def _make(self, name: str, number: int, settings: Struct) -> _Living:
+    def _make(self, name: str, number: int, settings: Struct, fds: Sequence[int]) -> _Living:
         told = memory_file(msgspec.json.encode(settings))
         beats, theirs = os.pipe()
         os.set_blocking(beats, False)
@@ -91,7 +94,7 @@ class SidecarProcesses:
             with self._outputs.open(output_name(name)) as output:
                 process = subprocess.Popen(
                     [*COMMAND, MODULES[name], str(os.getpid()), str(theirs)],
-                    pass_fds=[theirs],
+                    pass_fds=[theirs, *fds],
                     stdin=told,
                     stdout=output.write_fd,
                     stderr=output.write_fd,

@@ -19,6 +19,7 @@ from musterd.ipc.client.taskspec import encode_args
 from musterd.ipc.errors import ConfigurationError, InvalidTask
 from musterd.ipc.secrets.reference import from_json
 from musterd.ipc.wire.messages import USUAL
+from musterd.supervisor.config import cluster
 from musterd.supervisor.config.alerts import machine_problems
 from musterd.supervisor.config.events import EventsConfig
 from musterd.supervisor.config.http import HttpConfig, check_extra
@@ -50,6 +51,10 @@ def machine_problems_of(config: Config, origins: Mapping[str, str]) -> list[str]
 
 def _all(config: Config) -> Iterator[Found]:
     yield from _of_settings(config.supervisor, config.http, config.events)
+    try:
+        cluster.check(config.cluster)
+    except ConfigurationError as error:
+        yield "cluster", str(error)
     for problem in machine_problems(config.alerts):
         yield problem.partition("'")[2].partition("'")[0], problem
     for name, pool in config.pools.items():

@@ -40,6 +40,7 @@ from musterd.supervisor.core.model.policy import (
 )
 from musterd.supervisor.core.model.timing import Cron, Every, Timing
 from musterd.supervisor.processes.forkserver_messages import WorkerSettings
+from musterd.supervisor.settings.node import node_settings
 from musterd.supervisor.settings.sidecars import alert_settings, publisher_settings, web_settings
 from musterd.supervisor.sockets.declarations import site_of
 from musterd.supervisor.system import descriptors
@@ -63,7 +64,7 @@ def fleet_policy(config: Config, replaced: Mapping[str, int] | None = None) -> F
         FleetPolicy,
         config.supervisor,
         pools=tuple(
-            _pool_policy(name, pool, again.get(name, 0))
+            _pool_policy(name, pool, again.get(name, 0), clustered=config.cluster.shares(name))
             for name, pool in config.pools.items()
             if pool.enabled
         ),
@@ -97,6 +98,8 @@ def fleet_policy(config: Config, replaced: Mapping[str, int] | None = None) -> F
             else ""
         ),
         events=_build(publisher_settings(config)) if config.events.publish else "",
+        cluster=_build(node_settings(config)) if config.cluster.wanted else "",
+        fence_stops=config.cluster.fence == "stop",
     )
 
 
@@ -202,13 +205,14 @@ def _build(parts: object) -> str:
     return sha256(encoded).hexdigest()[:BUILD_DIGITS]
 
 
-def _pool_policy(name: str, pool: PoolConfig, replaced: int) -> PoolPolicy:
+def _pool_policy(name: str, pool: PoolConfig, replaced: int, *, clustered: bool) -> PoolPolicy:
     backoff = _same(BackoffPolicy, pool.restart)
     return _same(
         PoolPolicy,
         pool,
         name=name,
         build=f"{build_of(pool)}.{replaced}",
+        clustered=clustered,
         cache_ns=pool.cache_ttl_ns or 0,
         debounce_ns=pool.debounce_window_ns or 0,
         scaling=_scaling(pool),

@@ -13,7 +13,7 @@ from musterd.ipc.wire.node_messages import Attempt, Held
 from musterd.supervisor.core.model.policy import FleetPolicy
 
 # The names of the sidecars.
-WEB, ALERTS, EVENTS = "web", "alerts", "events"
+WEB, ALERTS, EVENTS, CLUSTER = "web", "alerts", "events", "cluster"
 
 
 class Started(Struct, frozen=True):

@@ -159,5 +159,6 @@ class FleetPolicy(Struct, frozen=True):
     web: str = ""  # the build of the web process; "": none
     alerts: str = ""  # the build of the process that sends alerts
     events: str = ""  # the build of the process that publishes events
+    cluster: str = ""  # the build of the process that speaks to the cluster
     cleanup: tuple[str, ...] = ()  # functions that run at shutdown
     fence_stops: bool = False  # interrupt attempts of the cluster when the node's lease is over

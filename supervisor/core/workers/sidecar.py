@@ -25,6 +25,7 @@ from musterd.supervisor.core.model.actions import (
 )
 from musterd.supervisor.core.model.events import (
     ALERTS,
+    CLUSTER,
     EVENTS,
     WEB,
     SidecarBeat,
@@ -192,5 +193,6 @@ def make_sidecars(state: State) -> dict[str, Sidecar]:
         WEB: lambda policy: policy.web,
         ALERTS: lambda policy: policy.alerts,
         EVENTS: lambda policy: policy.events,
+        CLUSTER: lambda policy: policy.cluster,
     }
     return {name: Sidecar(state, name, build) for name, build in wanted.items()}

@@ -18,11 +18,13 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import Outcome, TaskDeclaration, TaskSpec
 from musterd.supervisor.cluster.engine import End, NodeCard, PoolCard, Want
 from musterd.supervisor.cluster.gateway import (
+    Gateway,
+)
+from musterd.supervisor.cluster.gateway_events import (
     Call,
     EndPeer,
     EngineAnswered,
     EngineFailed,
-    Gateway,
     LookedUp,
     Notified,
 )

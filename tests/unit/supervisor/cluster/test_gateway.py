@@ -21,11 +21,13 @@ from musterd.supervisor.cluster.gateway import (
     IDLE_POLL_NS,
     PAUSE_NS,
     POLL_NS,
+    Gateway,
+)
+from musterd.supervisor.cluster.gateway_events import (
     Call,
     EndPeer,
     EngineAnswered,
     EngineFailed,
-    Gateway,
     LookedUp,
     Notified,
     TellChange,

@@ -1,0 +1,72 @@
+"""What the gateway hears and does beside what the fleet does (core/model)."""
+
+from msgspec import Struct
+
+from musterd.ipc.wire.messages import Change
+from musterd.supervisor.core.model import actions
+
+# -- what else happens ------------------------------------------------------------------------
+
+
+class EngineAnswered(Struct, frozen=True):
+    ticket: int
+    result: object
+
+
+class EngineFailed(Struct, frozen=True):
+    """A call failed. `refused`: it did not happen, and would be refused again."""
+
+    ticket: int
+    reason: str
+    refused: bool = False
+
+
+class Notified(Struct, frozen=True):
+    """The engine says that tasks of this waiter have ended."""
+
+
+class LookedUp(Struct, frozen=True):
+    """The answer to LookUp. The results of those that have ended were sent."""
+
+    peer: bytes
+    ended: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+
+
+# -- what else is done ------------------------------------------------------------------------
+
+
+class Call(Struct, frozen=True):
+    """Call a method of the engine; EngineAnswered or EngineFailed follows."""
+
+    ticket: int
+    method: str
+    arguments: tuple[object, ...] = ()
+    options: dict[str, object] = {}
+
+
+class TellChange(Struct, frozen=True):
+    """Tell all followers of a change."""
+
+    change: Change
+
+
+class EndPeer(Struct, frozen=True):
+    """End a connection: its client asks again."""
+
+    peer: bytes
+    reason: str
+
+
+Action = (
+    Call
+    | TellChange
+    | EndPeer
+    | actions.Acknowledge
+    | actions.Deliver
+    | actions.DropRequest
+    | actions.LookUp
+    | actions.Report
+    | actions.TellChanges
+    | actions.TellMissing
+)

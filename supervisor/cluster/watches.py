@@ -1,0 +1,93 @@
+"""Who waits for which task, by task and by client."""
+
+from collections.abc import Iterable, Iterator
+
+
+class Watches:
+    def __init__(self) -> None:
+        self._watchers: dict[str, dict[bytes, None]] = {}
+        self._watched: dict[bytes, dict[str, None]] = {}
+        self._pairs = 0
+        self._foreign: dict[str, None] = {}  # tasks that others may have submitted
+        self._doubtful: dict[str, None] = {}  # tasks to look at once
+
+    def __len__(self) -> int:
+        """Return the number of pairs of a client and a task."""
+        return self._pairs
+
+    def validate(self) -> None:
+        assert self._pairs == sum(map(len, self._watchers.values()))
+        assert self._pairs == sum(map(len, self._watched.values()))
+        assert self._foreign.keys() | self._doubtful.keys() <= self._watchers.keys()
+
+    def add(self, peer: bytes, id_: str) -> None:
+        watchers = self._watchers.setdefault(id_, {})
+        if peer not in watchers:
+            watchers[peer] = None
+            self._watched.setdefault(peer, {})[id_] = None
+            self._pairs += 1
+
+    def remove(self, peer: bytes, id_: str) -> bool:
+        """Return whether the client waited for the task."""
+        watchers = self._watchers.get(id_)
+        if watchers is None or peer not in watchers:
+            return False
+        del watchers[peer]
+        if not watchers:
+            del self._watchers[id_]
+            self._foreign.pop(id_, None)
+            self._doubtful.pop(id_, None)
+        watched = self._watched[peer]
+        del watched[id_]
+        if not watched:
+            del self._watched[peer]
+        self._pairs -= 1
+        return True
+
+    def remove_peer(self, peer: bytes) -> None:
+        for id_ in list(self._watched.get(peer, ())):
+            self.remove(peer, id_)
+
+    def peers_of(self, id_: str) -> list[bytes]:
+        return list(self._watchers.get(id_, ()))
+
+    def by_peer(self, ids: Iterable[str] | None = None) -> Iterator[tuple[bytes, list[str]]]:
+        """Yield each client with those of the tasks that it waits for; None: with all of them."""
+        if ids is None:
+            yield from [(peer, list(watched)) for peer, watched in self._watched.items()]
+            return
+        found: dict[bytes, list[str]] = {}
+        for id_ in ids:
+            for peer in self._watchers.get(id_, ()):
+                found.setdefault(peer, []).append(id_)
+        yield from found.items()
+
+    # -- tasks of which no end may be heard ---------------------------------------------------
+
+    @property
+    def has_foreign(self) -> bool:
+        return bool(self._foreign)
+
+    @property
+    def has_doubtful(self) -> bool:
+        return bool(self._doubtful)
+
+    def note_foreign(self, id_: str) -> None:
+        if id_ in self._watchers:
+            self._foreign[id_] = None
+
+    def doubt(self, ids: Iterable[str] | None = None) -> None:
+        """Note that these tasks, or all, may have ended unheard."""
+        chosen = self._watchers if ids is None else [id_ for id_ in ids if id_ in self._watchers]
+        self._doubtful.update(dict.fromkeys(chosen))
+
+    def next_to_check(self, number: int) -> list[str]:
+        """Return the tasks to look at: the doubtful ones, then foreign ones in turn."""
+        chosen = self._doubtful or self._foreign
+        ids = [id_ for id_, _ in zip(chosen, range(number), strict=False)]
+        for id_ in ids:
+            self._doubtful.pop(id_, None)
+            if id_ in self._foreign:  # to the end: the others have their turn before
+                del self._foreign[id_]
+                self._foreign[id_] = None
+        return ids
