@@ -50,6 +50,7 @@ SIGNATURES = {
     "purge_1": "text text smallint[] text text text",
     "reap_1": "",
     "rejoin_1": "int text[] bigint[]",
+    "release_1": "int text[] bigint[]",
     "retain_1": "bigint",
     "retry_1": "text",
     "settle_1": "text int bigint bigint bytea text",

@@ -338,6 +338,12 @@ class Engine(Protocol):
         running: a claim that was forgotten would be made again.
         """
 
+    def release(self, tenure: int, known: Sequence[Held]) -> int:
+        """Give back the claims that the node does not know of, untouched; return how many.
+
+        After a claim whose answer was lost nobody else would ever get these tasks.
+        """
+
     def beat(self, tenure: int) -> Orders: ...
     def leave(self, tenure: int) -> None: ...
     def reap(self) -> list[Reaped]:

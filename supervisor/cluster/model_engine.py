@@ -126,6 +126,18 @@ class ModelEngine(Ends):
                 self.node_lost(task)  # granted in an answer that never arrived
         return lost
 
+    def release(self, tenure: int, known: Sequence[Held]) -> int:
+        self._node(tenure)
+        pairs = {(held.id, held.claim) for held in known}
+        unknown = [
+            task
+            for task in self.board.claimed()
+            if task.tenure == tenure and (task.spec.id, task.claim) not in pairs
+        ]
+        for task in unknown:
+            self.attempt_ended(task, End(task.spec.id, task.claim, "untouched"))
+        return len(unknown)
+
     def beat(self, tenure: int) -> Orders:
         node = self._node(tenure)
         node.beat_ns = self.clock()

@@ -190,6 +190,13 @@ class PostgresEngine:
         ids, claims = [each.id for each in running], [each.claim for each in running]
         return [row[0] for row in self._call("rejoin_1", tenure, ids, claims)]
 
+    def release(self, tenure: int, known: Sequence[Held]) -> int:
+        ids, claims = [each.id for each in known], [each.claim for each in known]
+        wakes = Wakes()
+        told = tell(self._call("release_1", tenure, ids, claims), wakes)
+        self._wake(wakes)
+        return len(told)
+
     def beat(self, tenure: int) -> Orders:
         [(epoch, policy, draining, cancel)] = self._call("beat_1", tenure)
         return Orders(epoch, policy, draining, tuple(cancel or ()))

@@ -678,6 +678,24 @@ def test_a_cancelled_task_of_a_lost_node_is_cancelled(rig: Rig) -> None:
     assert rig.ended(id_).state == CANCELLED
 
 
+def test_claims_that_a_node_does_not_know_of_go_back_untouched(rig: Rig) -> None:
+    tenure, other = rig.join(), rig.join("b")
+    ids = rig.submit(*rig.tasks(3))
+    known, lost = rig.claim_one(tenure), rig.claim_one(tenure)
+    beside = rig.claim_one(other)
+    rig.engine.begun(tenure, [Held(lost.id, lost.claim)])
+    assert rig.engine.release(tenure, [Held(known.id, known.claim), Held(lost.id, 1)]) == 1
+    again = rig.claim_one(other)
+    assert (again.id, again.attempt, again.crashes) == (ids[1], 1, 0)
+    assert rig.finish(tenure, lost) == []
+    assert len(rig.finish(tenure, known)) == 1
+    assert len(rig.finish(other, beside, again)) == 2
+    assert rig.engine.release(tenure, []) == 0
+    rig.engine.leave(tenure)
+    with pytest.raises(Fenced):
+        rig.engine.release(tenure, [])
+
+
 def test_a_node_that_leaves_gives_its_claims_back(rig: Rig) -> None:
     a, b = rig.join("a"), rig.join("b")
     [id_] = rig.submit(rig.task())

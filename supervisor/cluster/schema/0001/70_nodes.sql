@@ -128,6 +128,27 @@ BEGIN
     AND v.claim = u.claim) ORDER BY u.o;
 END $$;
 
+-- Give back the claims of a node that it does not know of: their grant never reached it.
+CREATE FUNCTION release_1(p_tenure int, p_ids text[], p_claims bigint[]) RETURNS SETOF told
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE ids text[]; v live; n node;
+BEGIN
+  PERFORM pg_advisory_xact_lock(@lock_3@, p_tenure);  -- a claim that is under way is waited for
+  n := tenured(p_tenure);
+  SELECT array_agg(x.id) INTO ids FROM live x WHERE x.state = 1 AND x.tenure = p_tenure
+    AND NOT EXISTS (SELECT FROM unnest(p_ids, p_claims) u(id, claim)
+      WHERE u.id = x.id AND u.claim = x.claim);
+  IF ids IS NULL THEN RETURN; END IF;
+  PERFORM lock_keys(ids);
+  FOR v IN SELECT * FROM live x WHERE x.id = ANY (ids) AND x.state = 1 AND x.tenure = p_tenure
+    ORDER BY x.id FOR UPDATE
+  LOOP
+    v.attempt := v.attempt - 1;
+    RETURN QUERY SELECT * FROM give_back(v);
+  END LOOP;
+END $$;
+
 CREATE FUNCTION leave_1(p_tenure int) RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
