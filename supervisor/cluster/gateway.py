@@ -30,8 +30,9 @@ from msgspec import Struct
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import QUEUE_FULL, Change, Outcome, Rejection, TaskSpec
+from musterd.supervisor.cluster.calls import Lane
 from musterd.supervisor.cluster.engine import BATCH_MAX, ChangeNote, Ended, Fetched, Verdict
-from musterd.supervisor.cluster.gateway_events import (
+from musterd.supervisor.cluster.sidecar_events import (
     Action,
     Call,
     EndPeer,
@@ -49,7 +50,6 @@ IDLE_POLL_NS = 30 * SECOND_NS  # while nobody waits: what ended meanwhile stays 
 AWAY_NS = 5 * SECOND_NS  # an engine that answers later is away: new submits are refused
 RETRY_AFTER_NS = 5 * SECOND_NS  # what refused clients are told
 CHANGES_NS = SECOND_NS  # between two looks at the changes of schedules
-PAUSE_NS, PAUSE_MAX_NS = SECOND_NS // 20, 2 * SECOND_NS  # between two attempts of one call
 BATCH_BYTES = 4 * 1024 * 1024  # of one call; a single larger submit goes alone
 QUEUED_BYTES_MAX = 64 * 1024 * 1024  # of requests that wait for the engine
 QUEUED_MAX = 100_000  # requests that wait
@@ -93,15 +93,6 @@ class _Invalidate(Struct, eq=False):
 _Request = _Submit | _Cancel | _Invalidate
 
 
-class _Lane(Struct):
-    """Calls of one kind, one at a time: the one under way, and when the next one may be made."""
-
-    ticket: int = 0  # 0: nothing is under way
-    called_ns: int = 0
-    failures: int = 0  # in a row
-    not_before_ns: int = 0
-
-
 class Figures(Struct):
     """What metrics show."""
 
@@ -127,20 +118,20 @@ class Gateway:
         self._queued_bytes = 0
         self._writing: list[_Request] = []
         self._flying: set[str] = set()  # ids of submits in the call under way
-        self._write = _Lane()
+        self._write = Lane()
         self._watches = Watches()
         self._ended_early: dict[str, None] = {}  # ended before their submit was answered
         self._after: str | None = None
-        self._listen = _Lane()
+        self._listen = Lane()
         self._notified = False
-        self._check = _Lane()
+        self._check = Lane()
         self._checking: list[str] = []
         self._check_at_ns = 0
         # Changes of schedules.
         self._followers: dict[bytes, bool] = {}  # whether each has its first answer
         self._newest: dict[str, Change] | None = None
         self._change = 0
-        self._changes = _Lane()
+        self._changes = Lane()
         self._changes_at_ns = 0
 
     def handle(self, now_ns: int, event: object) -> list[Action]:
@@ -201,7 +192,7 @@ class Gateway:
 
     # -- calls --------------------------------------------------------------------------------
 
-    def _wanted_calls(self) -> Iterable[tuple[_Lane, int]]:
+    def _wanted_calls(self) -> Iterable[tuple[Lane, int]]:
         """Yield the lanes that have something to call, and when."""
         if self._after is None:
             yield self._listen, 0
@@ -240,12 +231,12 @@ class Gateway:
         since += [lane.called_ns for lane in (self._write, self._listen) if lane.ticket]
         return min(since, default=None)
 
-    def _call(self, lane: _Lane, method: str, *arguments: object, **options: object) -> None:
+    def _call(self, lane: Lane, method: str, *arguments: object, **options: object) -> None:
         self._ticket += 1
-        lane.ticket, lane.called_ns = self._ticket, self._now_ns
+        lane.called(self._ticket, self._now_ns)
         self._out.append(Call(self._ticket, method, arguments, options))
 
-    def _lane_of(self, ticket: int) -> _Lane | None:
+    def _lane_of(self, ticket: int) -> Lane | None:
         lanes = (self._write, self._listen, self._check, self._changes)
         return next((lane for lane in lanes if lane.ticket == ticket), None)
 
@@ -253,7 +244,7 @@ class Gateway:
         lane = self._lane_of(ticket)
         if lane is None:
             return
-        lane.ticket = lane.failures = lane.not_before_ns = 0
+        lane.answered()
         self._is_back()
         if lane is self._write:
             self._written(result)
@@ -272,10 +263,7 @@ class Gateway:
         if lane is None:
             return
         self.figures.failed_calls += 1
-        lane.ticket = 0
-        lane.failures += 1
-        pause_ns = min(PAUSE_MAX_NS, PAUSE_NS << min(lane.failures - 1, 10))
-        lane.not_before_ns = self._now_ns + round(pause_ns * self._rng.uniform(0.5, 1.0))
+        lane.failed(self._now_ns, self._rng)
         if event.refused:
             self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
         if self.away_since_ns is None and not (event.refused and lane is self._write):

@@ -20,7 +20,8 @@ from musterd.supervisor.cluster.engine import End, NodeCard, PoolCard, Want
 from musterd.supervisor.cluster.gateway import (
     Gateway,
 )
-from musterd.supervisor.cluster.gateway_events import (
+from musterd.supervisor.cluster.model_engine import ModelEngine
+from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EndPeer,
     EngineAnswered,
@@ -28,7 +29,6 @@ from musterd.supervisor.cluster.gateway_events import (
     LookedUp,
     Notified,
 )
-from musterd.supervisor.cluster.model_engine import ModelEngine
 from musterd.supervisor.core.model import actions, events
 
 MS = SECOND_NS // 1000

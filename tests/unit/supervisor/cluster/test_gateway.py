@@ -15,15 +15,15 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
 )
 from musterd.supervisor.cluster import gateway as gateway_module
+from musterd.supervisor.cluster.calls import PAUSE_MAX_NS, PAUSE_NS
 from musterd.supervisor.cluster.engine import BATCH_MAX, ChangeNote, Ended, Fetched, Verdict
 from musterd.supervisor.cluster.gateway import (
     AWAY_NS,
     IDLE_POLL_NS,
-    PAUSE_NS,
     POLL_NS,
     Gateway,
 )
-from musterd.supervisor.cluster.gateway_events import (
+from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EndPeer,
     EngineAnswered,
@@ -365,7 +365,7 @@ def test_pauses_between_attempts_grow_and_have_a_limit(bench: Bench) -> None:
         pauses.append(bench.now_ns - before_ns)
     assert pauses[0] <= PAUSE_NS
     assert pauses[4] > 3 * pauses[0]
-    assert max(pauses) <= gateway_module.PAUSE_MAX_NS + PAUSE_NS
+    assert max(pauses) <= PAUSE_MAX_NS + PAUSE_NS
 
 
 def test_new_submits_are_refused_when_the_engine_is_away(bench: Bench) -> None:

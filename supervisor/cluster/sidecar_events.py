@@ -1,4 +1,4 @@
-"""What the gateway hears and does beside what the fleet does (core/model)."""
+"""What the gateway and the claimer hear and do, beside what the fleet does (core/model)."""
 
 from msgspec import Struct
 
@@ -19,10 +19,21 @@ class EngineFailed(Struct, frozen=True):
     ticket: int
     reason: str
     refused: bool = False
+    fenced: bool = False  # the tenure is over
 
 
 class Notified(Struct, frozen=True):
     """The engine says that tasks of this waiter have ended."""
+
+
+class PoolsNotified(Struct, frozen=True):
+    """The engine says that there is something to claim in these pools."""
+
+    pools: tuple[str, ...]
+
+
+class NodeNotified(Struct, frozen=True):
+    """The engine has orders for this node."""
 
 
 class LookedUp(Struct, frozen=True):

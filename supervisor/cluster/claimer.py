@@ -1,0 +1,518 @@
+"""The claimer: keeps this node's membership, claims attempts for it, and tells how they ended.
+
+Pure: `handle(now_ns, event)`. On one side is the supervisor of this machine, which wants attempts
+and runs them (ipc/wire/node_messages.py); on the other the engine.
+
+    membership   join ─► beat, beat, ...; a beat brings cancels, and the epoch of the server
+    claims       at once when something is wanted and may be there; up to CLAIM_MAX together
+    ends         in batches, until the engine has heard of them; `begun` and progress behind them
+    time         tick and reap: every node does it, and one of them is enough
+
+A sidecar that takes over goes on with the tenure of the one before. What is held is known from the
+supervisor. Claims that the supervisor does not know of (a claim's answer was lost) are given back
+before anything else is claimed. After a restart of the server the claims are registered again.
+
+While the engine is away ends wait: the supervisor bounds them, and wants nothing when it has too
+many. `until_ns` of the membership is counted from before the call that prolonged it.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from random import Random
+
+from msgspec import Struct, structs
+
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire import node_messages as wire
+from musterd.ipc.wire.messages import BATCH_BYTES_MAX
+from musterd.supervisor.cluster import engine
+from musterd.supervisor.cluster.calls import Lane
+from musterd.supervisor.cluster.sidecar_events import (
+    Call,
+    EngineAnswered,
+    EngineFailed,
+    NodeNotified,
+    PoolsNotified,
+)
+from musterd.supervisor.core.model import actions, events
+
+CLAIM_MAX = 100  # attempts of one call: more make it slower for everybody
+FINISH_MAX = 100  # ends of one call ...
+FINISH_BYTES = 4 * 1024 * 1024  # ... and their bytes; a single larger end goes alone
+BEAT_NS = 5 * SECOND_NS  # at most between two heartbeats; less with a short lease
+CLAIM_POLL_NS = SECOND_NS  # behind NOTIFY, which may be lost
+TICK_NS = SECOND_NS // 2
+REAP_NS = 2 * SECOND_NS
+MARKS_NS = SECOND_NS  # between two reports of progress
+BEGUN_NS = SECOND_NS // 5  # begun attempts are told together
+
+Pair = tuple[str, int]  # the id of a task, and the claim
+
+
+class Tell(Struct, frozen=True):
+    """Send a message to the supervisor."""
+
+    message: wire.SidecarMessage
+
+
+class Left(Struct, frozen=True):
+    """The node has left the cluster: the process may end."""
+
+
+class Leave(Struct, frozen=True):
+    """The process is to end (an event)."""
+
+
+Action = Call | Tell | Left | actions.Report
+
+
+class Claimer:
+    def __init__(self, card: engine.NodeCard, rng: Random) -> None:
+        """`card` is without pools: the supervisor tells them."""
+        self._card = card
+        self._rng = rng
+        self._now_ns = 0
+        self._out: list[Action] = []
+        self._ticket = 0
+        self._greeted = False  # everything that the supervisor holds is known
+        self._leaving = False
+        # Membership.
+        self.tenure = 0
+        self._epoch = ""  # of the server at which the claims are registered; "": not known
+        self._until_ns = 0
+        self._away = False
+        self._draining = False
+        self._declared: tuple[wire.PoolCard, ...] | None = None  # what the engine knows
+        self._cards: tuple[wire.PoolCard, ...] | None = None
+        self._unsure = False  # there may be claims of ours that nobody knows of
+        self._beat_at_ns = 0
+        # Attempts.
+        self._held: dict[Pair, None] = {}
+        self._cancelled: dict[Pair, None] = {}
+        self._wants: dict[str, wire.Want] = {}
+        self._sent: dict[str, int] = {}  # attempts sent over this connection, by pool
+        self._claiming: list[engine.Want] = []
+        self._claim_at_ns = 0
+        self._woken = False
+        self._ends: deque[wire.AttemptEnd] = deque()
+        self._finishing: list[wire.AttemptEnd] = []
+        self._begun: dict[Pair, None] = {}
+        self._begun_at_ns = 0
+        self._marks: dict[str, wire.AttemptProgress] = {}
+        self._marks_at_ns = 0
+        self._tick_at_ns = self._reap_at_ns = 0
+        # Calls, each with what becomes of its answer.
+        self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
+        self._notes, self._time = Lane(), Lane()
+        self._answers: dict[int, Callable[[object], None]] = {}
+
+    def handle(self, now_ns: int, event: object) -> list[Action]:
+        self._now_ns = now_ns
+        match event:
+            case EngineAnswered(ticket, result):
+                self._answered(ticket, result)
+            case EngineFailed():
+                self._failed(event)
+            case PoolsNotified(pools):
+                self._woken = self._woken or any(pool in self._wants for pool in pools)
+            case NodeNotified():
+                self._beat_at_ns = now_ns
+            case Leave():
+                self._leaving = True
+                if not self.tenure:
+                    self._out.append(Left())
+            case events.Ticked():
+                pass
+            case _:
+                self._hear(event)
+        self._go_on()
+        out, self._out = self._out, []
+        return out
+
+    def _hear(self, message: object) -> None:
+        """Hear the supervisor."""
+        match message:
+            case wire.Greeting(_, tenure, held, more):
+                self.tenure, self._greeted = tenure, not more
+                self._unsure = tenure != 0
+                self._hold(held)
+            case wire.Holds(held, more):
+                self._greeted = not more
+                self._hold(held)
+            case wire.Pools(cards):
+                self._cards = cards
+                if self.tenure and self._declared is None:  # the sidecar before has joined with it
+                    self._declared = cards
+            case wire.Want(_, pool):
+                self._wants[pool] = message
+                self._claim_at_ns = self._now_ns
+            case wire.Finish(ends):
+                self._hold(wire.Held(end.id, end.claim) for end in ends)
+                self._ends.extend(ends)
+            case wire.Begun(held):
+                self._begun.update({(each.id, each.claim): None for each in held})
+            case wire.ProgressMarks(marks):
+                self._marks.update({mark.id: mark for mark in marks})
+            case _:
+                raise AssertionError(f"{message} means nothing here")
+
+    def next_deadline(self) -> int | None:
+        """Return when to come back with Ticked, if nothing happens before."""
+        return min(
+            (
+                max(at_ns, lane.not_before_ns)
+                for lane, at_ns, _ in self._wanted_calls()
+                if not lane.ticket
+            ),
+            default=None,
+        )
+
+    def validate(self) -> None:
+        """Check what must hold between two events."""
+        assert self._cancelled.keys() <= self._held.keys()
+        assert bool(self._finishing) == bool(self._finishes.ticket)
+        pending = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
+        assert not self.tenure or pending <= self._held.keys()
+
+    # -- calls --------------------------------------------------------------------------------
+
+    def _wanted_calls(self) -> Iterable[tuple[Lane, int, Callable[[], None]]]:
+        """Yield what is to be called, and when."""
+        if not self._greeted:
+            return
+        if not self.tenure:
+            if self._cards and not self._leaving:
+                yield self._member, 0, self._join
+            return
+        yield self._member_call()
+        if self._ends:
+            yield self._finishes, 0, self._finish
+        if self._begun:
+            yield self._notes, self._begun_at_ns, self._tell_begun
+        elif self._marks:
+            yield self._notes, self._marks_at_ns, self._tell_progress
+        if self._leaving:
+            return
+        if self._may_claim and self._next_wants():
+            yield self._claims, 0 if self._woken else self._claim_at_ns, self._claim
+        yield self._time, min(self._tick_at_ns, self._reap_at_ns), self._pass_time
+
+    def _member_call(self) -> tuple[Lane, int, Callable[[], None]]:
+        member, idle = self._member, not self._claims.ticket
+        if self._leaving and not self._ends and not self._finishes.ticket:
+            return member, 0, self._leave
+        if self._card_is_stale and not self._held and idle:
+            return member, 0, self._join
+        if self._epoch and self._unsure and idle:
+            return member, 0, self._release
+        return member, self._beat_at_ns, self._beat
+
+    def _go_on(self) -> None:
+        for lane, at_ns, make in list(self._wanted_calls()):
+            if not lane.ticket and self._now_ns >= max(at_ns, lane.not_before_ns):
+                make()
+
+    def _call(
+        self, lane: Lane, answered: Callable[[object], None], method: str, *arguments: object
+    ) -> None:
+        self._ticket += 1
+        lane.called(self._ticket, self._now_ns)
+        self._answers[self._ticket] = answered
+        self._out.append(Call(self._ticket, method, arguments))
+
+    def _lane_of(self, ticket: int) -> Lane | None:
+        lanes = (self._member, self._claims, self._finishes, self._notes, self._time)
+        return next((lane for lane in lanes if lane.ticket == ticket), None)
+
+    def _answered(self, ticket: int, result: object) -> None:
+        lane, answered = self._lane_of(ticket), self._answers.pop(ticket, None)
+        if lane is not None and answered is not None:
+            lane.answered()
+            answered(result)
+
+    def _failed(self, event: EngineFailed) -> None:
+        lane = self._lane_of(event.ticket)
+        self._answers.pop(event.ticket, None)
+        if lane is None:
+            return
+        lane.failed(self._now_ns, self._rng)
+        if lane is self._claims:
+            self._unsure = True  # it may have happened
+        elif lane is self._finishes:
+            self._ends.extendleft(reversed(self._finishing))
+            self._finishing = []
+        if event.fenced:
+            self._lose_all(event.reason)
+        elif event.refused:
+            self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
+        if not event.fenced and lane is self._member and not self._away:
+            self._away = True
+            self._tell_membership()
+
+    # -- membership ---------------------------------------------------------------------------
+
+    @property
+    def _card_is_stale(self) -> bool:
+        """Whether the engine must be told of other pools. How many places they have may wait."""
+        if self._declared is None or self._cards is None:
+            return False  # the one before has told them
+        return _without_places(self._declared) != _without_places(self._cards)
+
+    def _join(self) -> None:
+        assert self._cards is not None
+        pools = tuple(map(_engine_card, self._cards))
+        self._declared = self._cards
+        self.tenure, self._epoch = 0, ""
+        self._call(self._member, self._joined, "join", structs.replace(self._card, pools=pools))
+
+    def _joined(self, result: object) -> None:
+        assert isinstance(result, engine.Joined)
+        self.tenure, self._epoch = result.tenure, result.epoch
+        self._unsure = False
+        self._claim_at_ns = self._now_ns
+        self._is_alive()
+
+    def _is_alive(self) -> None:
+        called_ns = self._member.called_ns
+        self._until_ns = called_ns + self._card.lease_ns
+        self._beat_at_ns = called_ns + min(BEAT_NS, self._card.lease_ns // 4)
+        self._away = False
+        self._tell_membership()
+
+    def _tell_membership(self) -> None:
+        until_ns = self._until_ns if self.tenure else 0
+        self._tell(wire.Membership(self.tenure, until_ns, self._away, self._draining))
+
+    def _beat(self) -> None:
+        self._call(self._member, self._ordered, "beat", self.tenure)
+
+    def _ordered(self, result: object) -> None:
+        assert isinstance(result, engine.Orders)
+        self._draining = result.draining
+        self._is_alive()
+        if result.epoch != self._epoch:
+            epoch, self._epoch = result.epoch, ""
+            held = self._held_list(engine.Held)
+            self._call(
+                self._member, lambda lost: self._rejoined(lost, epoch), "rejoin", self.tenure, held
+            )
+        cancelled = [pair for pair in self._pairs_of(result.cancel) if pair not in self._cancelled]
+        self._cancelled.update(dict.fromkeys(cancelled))
+        self._tell_pairs(wire.CancelAttempts, cancelled)
+
+    def _rejoined(self, result: object, epoch: str) -> None:
+        assert isinstance(result, list)
+        self._epoch = epoch
+        self._claim_at_ns = self._now_ns
+        lost = self._pairs_of(result)
+        pending = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
+        # An end that is told already may be what made it "lost": that one is confirmed as usual.
+        self._drop([pair for pair in lost if pair not in pending])
+
+    def _release(self) -> None:
+        self._call(
+            self._member, self._released, "release", self.tenure, self._held_list(engine.Held)
+        )
+
+    def _released(self, result: object) -> None:
+        self._unsure = False
+        self._claim_at_ns = self._now_ns
+        if result:
+            reason = f"{result} claims whose grant was lost went back"
+            self._out.append(actions.Report("cluster.released", "warning", reason=reason))
+
+    def _lose_all(self, reason: str) -> None:
+        """The tenure is over: nothing that this node holds counts any more."""
+        if not self.tenure:
+            return
+        self._out.append(actions.Report("cluster.fenced", "warning", reason=reason))
+        ends = [*self._finishing, *self._ends]
+        self._ends.clear()
+        self._finishing = []
+        # What is under way belongs to the tenure that is over: its answers mean nothing.
+        self._member, self._claims, self._finishes, self._notes = Lane(), Lane(), Lane(), Lane()
+        self.tenure, self._epoch, self._declared = 0, "", None
+        self._begun, self._marks = {}, {}
+        self._unsure = False
+        self._confirm(ends)
+        self._drop(list(self._held))
+        self._tell_membership()
+
+    def _leave(self) -> None:
+        self._call(self._member, self._has_left, "leave", self.tenure)
+
+    def _has_left(self, _result: object) -> None:
+        self.tenure = 0
+        self._out.append(Left())
+
+    # -- attempts -----------------------------------------------------------------------------
+
+    def _hold(self, held: Iterable[wire.Held]) -> None:
+        self._held.update({(each.id, each.claim): None for each in held})
+
+    def _held_list(self, kind: type[engine.Held]) -> list[engine.Held]:
+        return [kind(*pair) for pair in self._held]
+
+    def _pairs_of(self, ids: Iterable[str]) -> list[Pair]:
+        wanted = set(ids)
+        return [pair for pair in self._held if pair[0] in wanted] if wanted else []
+
+    def _drop(self, pairs: list[Pair]) -> None:
+        """Tell the supervisor that attempts are not ours any more."""
+        self._forget(pairs)
+        self._tell_pairs(wire.LoseAttempts, pairs)
+
+    def _forget(self, pairs: Iterable[Pair]) -> None:
+        for pair in pairs:
+            self._held.pop(pair, None)
+            self._cancelled.pop(pair, None)
+            self._begun.pop(pair, None)
+            self._marks.pop(pair[0], None)
+
+    def _confirm(self, ends: list[wire.AttemptEnd]) -> None:
+        pairs = [(end.id, end.claim) for end in ends]
+        self._forget(pairs)
+        self._tell_pairs(wire.Confirmed, pairs)
+
+    def _tell_pairs(
+        self,
+        kind: type[wire.Confirmed] | type[wire.LoseAttempts] | type[wire.CancelAttempts],
+        pairs: list[Pair],
+    ) -> None:
+        for at in range(0, len(pairs), wire.ATTEMPTS_MAX):
+            part = [wire.Held(*pair) for pair in pairs[at : at + wire.ATTEMPTS_MAX]]
+            self._tell(kind(part))
+
+    def _tell(self, message: wire.SidecarMessage) -> None:
+        self._out.append(Tell(message))
+
+    # -- claims -------------------------------------------------------------------------------
+
+    @property
+    def _may_claim(self) -> bool:
+        if self._unsure or not self._epoch or self._draining or self._card_is_stale:
+            return False
+        return self._now_ns < self._until_ns
+
+    def _next_wants(self) -> list[engine.Want]:
+        """Return what to claim: what is wanted, without what is on its way to the supervisor."""
+        wants, left = [], CLAIM_MAX
+        for pool, want in self._wants.items():
+            count = min(left, want.count - (self._sent.get(pool, 0) - want.seen))
+            if count > 0:
+                wants.append(engine.Want(pool, count, want.names))
+                left -= count
+        return wants
+
+    def _claim(self) -> None:
+        self._woken = False
+        self._claim_at_ns = self._now_ns + round(CLAIM_POLL_NS * self._rng.uniform(0.8, 1.2))
+        wants = self._next_wants()
+        self._call(self._claims, self._granted, "claim", self.tenure, wants)
+
+    def _granted(self, result: object) -> None:
+        assert isinstance(result, list)
+        pools: dict[str, list[wire.Attempt]] = {}
+        for grant in result:
+            assert isinstance(grant, engine.Grant)
+            attempt = _attempt(grant, self._claims.called_ns)
+            pools.setdefault(grant.spec.name.partition(".")[0], []).append(attempt)
+            self._held[grant.id, grant.claim] = None
+        for pool, attempts in pools.items():
+            self._sent[pool] = self._sent.get(pool, 0) + len(attempts)
+            request = self._wants.pop(pool).request if pool in self._wants else 0
+            for part in _portions(attempts):
+                self._tell(wire.Granted(request, pool, part))
+        if pools:  # others may have more
+            self._claim_at_ns = self._now_ns
+
+    # -- ends ---------------------------------------------------------------------------------
+
+    def _finish(self) -> None:
+        size = 0
+        while self._ends and len(self._finishing) < FINISH_MAX:
+            size += self._ends[0].size
+            if self._finishing and size > FINISH_BYTES:
+                break
+            self._finishing.append(self._ends.popleft())
+        ends = [engine.End(*structs.astuple(end)) for end in self._finishing]
+        self._call(self._finishes, self._finished, "finish", self.tenure, ends)
+
+    def _finished(self, _result: object) -> None:
+        ends, self._finishing = self._finishing, []
+        self._confirm(ends)
+
+    def _tell_begun(self) -> None:
+        self._begun_at_ns = self._now_ns + BEGUN_NS
+        pairs = [pair for pair in self._begun if pair in self._held]
+        self._begun = {}
+        held = [engine.Held(*pair) for pair in pairs]
+        self._call(self._notes, _nothing, "begun", self.tenure, held)
+
+    def _tell_progress(self) -> None:
+        self._marks_at_ns = self._now_ns + MARKS_NS
+        marks = [engine.ProgressMark(*structs.astuple(each)) for each in self._marks.values()]
+        self._marks = {}
+        self._call(self._notes, _nothing, "progress", self.tenure, marks)
+
+    def _pass_time(self) -> None:
+        if self._now_ns >= self._reap_at_ns:
+            self._reap_at_ns = self._now_ns + round(REAP_NS * self._rng.uniform(0.8, 1.2))
+            self._call(self._time, self._reaped, "reap")
+        else:
+            self._tick_at_ns = self._now_ns + round(TICK_NS * self._rng.uniform(0.8, 1.2))
+            self._call(self._time, _nothing, "tick")
+
+    def _reaped(self, result: object) -> None:
+        assert isinstance(result, list)
+        for each in result:
+            assert isinstance(each, engine.Reaped)
+            reason = f"node '{each.name}' was silent: {each.claims} claims went back"
+            self._out.append(actions.Report("cluster.node_lost", "warning", reason=reason))
+
+
+def _nothing(_result: object) -> None: ...
+
+
+def _engine_card(card: wire.PoolCard) -> engine.PoolCard:
+    return engine.PoolCard(
+        card.name,
+        card.places,
+        card.tasks,
+        card.queue_size,
+        card.aging_ns,
+        card.max_crashes,
+        card.cache_ns,
+        card.debounce_ns,
+    )
+
+
+def _without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
+    return [structs.replace(card, places=0) for card in cards]
+
+
+def _attempt(grant: engine.Grant, called_ns: int) -> wire.Attempt:
+    """Return the grant for the supervisor, with instants of this machine's clock."""
+    return wire.Attempt(
+        grant.spec,
+        grant.claim,
+        grant.attempt,
+        grant.crashes,
+        grant.interruptions,
+        grant.policy,
+        called_ns + grant.expires_in_ns if grant.expires_in_ns else 0,
+    )
+
+
+def _portions(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:
+    """Cut attempts into messages of about BATCH_BYTES_MAX, at least one in each."""
+    portion: list[wire.Attempt] = []
+    size = 0
+    for attempt in attempts:
+        size += len(attempt.spec.args)
+        if portion and size > BATCH_BYTES_MAX:
+            yield portion
+            portion, size = [], len(attempt.spec.args)
+        portion.append(attempt)
+    if portion:
+        yield portion

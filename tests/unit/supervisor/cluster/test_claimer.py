@@ -1,0 +1,390 @@
+"""The claimer between the supervisor of a node and the engine."""
+
+from random import Random
+
+import pytest
+from msgspec import structs
+
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.messages import TaskDeclaration, TaskSpec
+from musterd.ipc.wire.node_messages import (
+    Attempt,
+    AttemptEnd,
+    AttemptProgress,
+    Begun,
+    CancelAttempts,
+    Confirmed,
+    Finish,
+    Granted,
+    Greeting,
+    Held,
+    LoseAttempts,
+    Membership,
+    PoolCard,
+    Pools,
+    ProgressMarks,
+    Want,
+)
+from musterd.supervisor.cluster import engine
+from musterd.supervisor.cluster.calls import PAUSE_NS
+from musterd.supervisor.cluster.claimer import (
+    BEAT_NS,
+    CLAIM_MAX,
+    CLAIM_POLL_NS,
+    FINISH_MAX,
+    Claimer,
+    Leave,
+    Left,
+    Tell,
+)
+from musterd.supervisor.cluster.sidecar_events import (
+    Call,
+    EngineAnswered,
+    EngineFailed,
+    NodeNotified,
+    PoolsNotified,
+)
+from musterd.supervisor.core.model import events
+
+LEASE_NS = 30 * SECOND_NS
+CARD = PoolCard("p", 5, (TaskDeclaration("extract"),), 100, SECOND_NS, 3, SECOND_NS, SECOND_NS)
+NAMES = ("p.extract",)
+
+
+class Bench:
+    """A claimer with a clock; the calls under way are found by their method."""
+
+    def __init__(self) -> None:
+        self.claimer = Claimer(engine.NodeCard("identity", "shed", LEASE_NS), Random(1))
+        self.now_ns = 100 * SECOND_NS
+        self.calls: dict[str, Call] = {}
+        self.others: list[object] = []
+
+    def feed(self, event: object) -> list[object]:
+        """Handle an event; return the messages to the supervisor."""
+        told: list[object] = []
+        for action in self.claimer.handle(self.now_ns, event):
+            if isinstance(action, Call):
+                assert action.method not in self.calls, action
+                self.calls[action.method] = action
+            elif isinstance(action, Tell):
+                told.append(action.message)
+            else:
+                self.others.append(action)
+        self.claimer.validate()
+        return told
+
+    def answer(self, method: str, result: object = None) -> list[object]:
+        return self.feed(EngineAnswered(self.calls.pop(method).ticket, result))
+
+    def fail(self, method: str, *, fenced: bool = False) -> list[object]:
+        return self.feed(EngineFailed(self.calls.pop(method).ticket, "gone", fenced=fenced))
+
+    def pass_ns(self, by_ns: int) -> list[object]:
+        self.now_ns += by_ns
+        for method in ("tick", "reap"):  # of no concern here
+            if method in self.calls:
+                self.answer(method, [] if method == "reap" else engine.Ticked())
+        return self.feed(events.Ticked())
+
+    def want(self, count: int, *, pool: str = "p", seen: int = 0, request: int = 1) -> list[object]:
+        return self.feed(Want(request, pool, count, NAMES, seen))
+
+    def wanted(self) -> list[tuple[str, int]]:
+        wants = self.calls["claim"].arguments[1]
+        assert isinstance(wants, list)
+        return [(want.pool, want.count) for want in wants]
+
+    def grant(self, *ids: str) -> list[object]:
+        return self.answer("claim", [grant(id_) for id_ in ids])
+
+
+def grant(id_: str, claim: int = 7, **more: int) -> engine.Grant:
+    return engine.Grant(TaskSpec(id_, "p.extract", b"\x80"), claim, 1, **more)  # type: ignore[arg-type]
+
+
+def end(id_: str, claim: int = 7) -> AttemptEnd:
+    return AttemptEnd(id_, claim, "succeeded", b"\x01")
+
+
+@pytest.fixture
+def fresh() -> Bench:
+    return Bench()
+
+
+@pytest.fixture
+def bench(fresh: Bench) -> Bench:
+    """A node that has joined, with tenure 3 at epoch e."""
+    fresh.feed(Pools((CARD,)))
+    fresh.feed(Greeting(1, 0, []))
+    fresh.answer("join", engine.Joined(3, "e", 0))
+    return fresh
+
+
+# -- membership -------------------------------------------------------------------------------
+
+
+def test_a_node_joins_when_it_is_known_what_it_has(fresh: Bench) -> None:
+    fresh.feed(Greeting(1, 0, [], more=True))
+    fresh.feed(Pools((CARD,)))
+    assert fresh.calls == {}
+    fresh.feed(Greeting(1, 0, []))
+    (card,) = fresh.calls["join"].arguments
+    assert isinstance(card, engine.NodeCard)
+    assert (card.name, card.lease_ns) == ("shed", LEASE_NS)
+    assert card.pools[0].tasks == CARD.tasks
+    asked_ns = fresh.now_ns
+    fresh.now_ns += SECOND_NS
+    told = fresh.answer("join", engine.Joined(3, "e", 0))
+    assert told == [Membership(3, asked_ns + LEASE_NS)]  # counted from before the question
+
+
+def test_a_beat_prolongs_the_lease(bench: Bench) -> None:
+    bench.pass_ns(BEAT_NS)
+    asked_ns = bench.now_ns
+    told = bench.answer("beat", engine.Orders("e", 0, draining=True))
+    assert told == [Membership(3, asked_ns + LEASE_NS, draining=True)]
+
+
+def test_a_node_that_cannot_beat_is_away(bench: Bench) -> None:
+    until_ns = bench.now_ns + LEASE_NS
+    bench.pass_ns(BEAT_NS)
+    assert bench.fail("beat") == [Membership(3, until_ns, away=True)]
+    bench.pass_ns(PAUSE_NS)
+    assert bench.fail("beat") == []  # it is known
+    bench.pass_ns(2 * PAUSE_NS)
+    told = bench.answer("beat", engine.Orders("e", 0))
+    assert told == [Membership(3, bench.now_ns + LEASE_NS)]
+
+
+def test_a_sidecar_that_takes_over_goes_on_with_the_tenure(fresh: Bench) -> None:
+    fresh.feed(Pools((CARD,)))
+    fresh.feed(Greeting(1, 3, [Held("a", 7), Held("b", 8)]))
+    fresh.want(2)
+    assert list(fresh.calls) == ["beat", "reap"]
+    fresh.answer("beat", engine.Orders("e", 0))
+    assert fresh.calls["rejoin"].arguments == (3, [engine.Held("a", 7), engine.Held("b", 8)])
+    assert fresh.answer("rejoin", ["b"]) == [LoseAttempts([Held("b", 8)])]
+    assert fresh.calls["release"].arguments == (3, [engine.Held("a", 7)])
+    assert "claim" not in fresh.calls
+    fresh.answer("release", 1)
+    assert fresh.wanted() == [("p", 2)]
+
+
+def test_after_a_restart_of_the_server_claims_are_registered_before_others_are_made(
+    bench: Bench,
+) -> None:
+    bench.want(2)
+    bench.grant("a")
+    bench.pass_ns(BEAT_NS)
+    bench.answer("beat", engine.Orders("f", 0))
+    bench.want(3, seen=1, request=2)
+    assert bench.calls["rejoin"].arguments == (3, [engine.Held("a", 7)])
+    assert "claim" not in bench.calls
+    bench.answer("rejoin", [])
+    assert bench.wanted() == [("p", 3)]
+
+
+def test_cancelled_attempts_are_told_once(bench: Bench) -> None:
+    bench.want(2)
+    bench.grant("a", "b")
+    bench.feed(NodeNotified())
+    orders = engine.Orders("e", 0, cancel=("b", "unknown"))
+    assert CancelAttempts([Held("b", 7)]) in bench.answer("beat", orders)
+    bench.feed(NodeNotified())
+    assert [type(each) for each in bench.answer("beat", orders)] == [Membership]
+
+
+@pytest.mark.parametrize("method", ["beat", "finish", "claim"])
+def test_a_fenced_node_has_lost_everything_and_joins_again(bench: Bench, method: str) -> None:
+    bench.want(3)
+    bench.grant("a", "b")
+    bench.feed(Finish([end("a")]))
+    bench.want(1, seen=2, request=2)
+    bench.feed(NodeNotified())
+    told = bench.fail(method, fenced=True)
+    assert told == [Confirmed([Held("a", 7)]), LoseAttempts([Held("b", 7)]), Membership(0, 0)]
+    late = {name: call for name, call in bench.calls.items() if name in ("beat", "finish", "claim")}
+    for call in late.values():
+        result = [grant("z")] if call.method == "claim" else []
+        assert bench.feed(EngineAnswered(call.ticket, result)) == []
+    bench.calls = {name: call for name, call in bench.calls.items() if name not in late}
+    bench.pass_ns(PAUSE_NS)
+    bench.answer("join", engine.Joined(4, "e", 0))
+    assert bench.calls["claim"].arguments[0] == 4
+
+
+def test_other_pools_are_declared_when_nothing_is_held(bench: Bench) -> None:
+    bench.want(2)
+    bench.grant("a")
+    bench.feed(Pools((structs.replace(CARD, places=50),)))
+    assert not {"join", "claim"} & bench.calls.keys()
+    bench.feed(Pools((structs.replace(CARD, tasks=()),)))
+    bench.want(2, seen=1, request=2)
+    assert not {"join", "claim"} & bench.calls.keys()
+    bench.feed(Finish([end("a")]))
+    bench.answer("finish", [])
+    bench.answer("join", engine.Joined(4, "e", 0))
+    assert "claim" in bench.calls
+
+
+def test_a_node_leaves_when_its_ends_are_told(bench: Bench) -> None:
+    bench.want(2)
+    bench.grant("a")
+    bench.feed(Finish([end("a")]))
+    bench.feed(Leave())
+    assert "leave" not in bench.calls
+    bench.answer("finish", [])
+    bench.answer("leave")
+    assert bench.others[-1] == Left()
+
+
+def test_a_node_that_never_joined_leaves_at_once(fresh: Bench) -> None:
+    fresh.feed(Leave())
+    assert fresh.others == [Left()]
+
+
+# -- claims -----------------------------------------------------------------------------------
+
+
+def test_what_is_wanted_is_claimed_at_once_and_granted(bench: Bench) -> None:
+    bench.want(2, request=9)
+    assert bench.calls["claim"].arguments == (3, [engine.Want("p", 2, NAMES)])
+    asked_ns = bench.now_ns
+    bench.now_ns += 50
+    (told,) = bench.answer("claim", [grant("a", expires_in_ns=SECOND_NS), grant("b")])
+    spec = TaskSpec("a", "p.extract", b"\x80")
+    assert isinstance(told, Granted)
+    assert (told.request, told.pool) == (9, "p")
+    assert told.attempts[0] == Attempt(spec, 7, 1, expires_at_ns=asked_ns + SECOND_NS)
+    assert told.attempts[1].expires_at_ns == 0
+    assert "claim" not in bench.calls  # the want is used up
+
+
+def test_what_is_on_its_way_counts(bench: Bench) -> None:
+    bench.want(4)
+    bench.want(5, request=2)  # written before the answer arrived there
+    bench.grant("a", "b")
+    bench.want(5, seen=0, request=3)
+    assert bench.wanted() == [("p", 3)]
+    bench.grant()
+    bench.want(5, seen=2, request=4)
+    assert bench.wanted() == [("p", 5)]
+
+
+def test_an_empty_pool_is_asked_again_when_it_is_told_or_in_a_while(bench: Bench) -> None:
+    bench.want(2)
+    bench.grant()
+    assert "claim" not in bench.calls
+    bench.feed(PoolsNotified(("other",)))
+    assert "claim" not in bench.calls
+    bench.feed(PoolsNotified(("other", "p")))
+    bench.feed(PoolsNotified(("p",)))  # while the call is under way
+    bench.grant()
+    bench.grant()
+    assert "claim" not in bench.calls
+    bench.pass_ns(CLAIM_POLL_NS * 6 // 5)
+    assert "claim" in bench.calls
+
+
+def test_one_claim_is_for_all_pools_and_has_a_limit(bench: Bench) -> None:
+    bench.want(3)
+    bench.want(80, pool="q", request=2)
+    bench.want(90, pool="r", request=3)
+    bench.grant()
+    bench.pass_ns(2 * CLAIM_POLL_NS)
+    assert bench.wanted() == [("p", 3), ("q", 80), ("r", CLAIM_MAX - 83)]
+
+
+def test_nothing_is_claimed_when_the_lease_is_over_or_the_node_drains(bench: Bench) -> None:
+    bench.pass_ns(BEAT_NS)
+    bench.answer("beat", engine.Orders("e", 0, draining=True))
+    bench.want(1)
+    assert "claim" not in bench.calls
+    bench.pass_ns(BEAT_NS)
+    bench.answer("beat", engine.Orders("e", 0))
+    assert "claim" in bench.calls
+    bench.grant()
+    bench.pass_ns(LEASE_NS)
+    assert "claim" not in bench.calls
+
+
+def test_after_a_claim_without_an_answer_unknown_claims_go_back_first(bench: Bench) -> None:
+    bench.want(2)
+    bench.grant("a")
+    bench.want(1, seen=1, request=2)
+    bench.fail("claim")
+    bench.pass_ns(PAUSE_NS)
+    assert bench.calls["release"].arguments == (3, [engine.Held("a", 7)])
+    assert "claim" not in bench.calls
+    bench.answer("release", 1)
+    assert "claim" in bench.calls
+
+
+def test_large_attempts_come_in_several_messages(bench: Bench) -> None:
+    bench.want(3)
+    specs = [TaskSpec(f"t{n}", "p.extract", bytes(600_000)) for n in range(3)]
+    told = bench.answer("claim", [engine.Grant(spec, 7, 1) for spec in specs])
+    assert [len(each.attempts) for each in told if isinstance(each, Granted)] == [1, 1, 1]
+
+
+# -- ends -------------------------------------------------------------------------------------
+
+
+def test_ends_are_confirmed_after_the_engine_has_heard_them(bench: Bench) -> None:
+    bench.want(2)
+    bench.grant("a", "b")
+    assert bench.feed(Finish([end("a")])) == []
+    bench.feed(Finish([end("b")]))
+    assert bench.calls["finish"].arguments == (3, [engine.End("a", 7, "succeeded", b"\x01")])
+    assert bench.answer("finish", []) == [Confirmed([Held("a", 7)])]
+    assert bench.answer("finish", []) == [Confirmed([Held("b", 7)])]
+
+
+def test_ends_that_failed_are_told_again_in_order(bench: Bench) -> None:
+    bench.feed(Finish([end("a")]))
+    bench.feed(Finish([end("b")]))
+    bench.fail("finish")
+    bench.pass_ns(PAUSE_NS)
+    ends = bench.calls["finish"].arguments[1]
+    assert isinstance(ends, list)
+    assert [each.id for each in ends] == ["a", "b"]
+
+
+def test_ends_are_told_in_batches(bench: Bench) -> None:
+    bench.feed(Finish([end(f"t{number}") for number in range(FINISH_MAX + 1)]))
+    (told,) = bench.answer("finish", [])
+    assert isinstance(told, Confirmed)
+    assert len(told.held) == FINISH_MAX
+    (told,) = bench.answer("finish", [])
+    assert isinstance(told, Confirmed)
+    assert told.held == [Held(f"t{FINISH_MAX}", 7)]
+
+
+def test_large_ends_go_alone(bench: Bench) -> None:
+    large = [AttemptEnd(f"t{number}", 7, "succeeded", bytes(3_000_000)) for number in range(2)]
+    bench.feed(Finish(large))
+    (told,) = bench.answer("finish", [])
+    assert told == Confirmed([Held("t0", 7)])
+
+
+def test_begun_attempts_and_progress_are_told(bench: Bench) -> None:
+    bench.want(2)
+    bench.grant("a")
+    bench.feed(Begun([Held("a", 7), Held("gone", 1)]))
+    assert bench.calls["begun"].arguments == (3, [engine.Held("a", 7)])
+    bench.answer("begun")
+    bench.feed(ProgressMarks([AttemptProgress("a", 0.5, "half")]))
+    assert bench.calls["progress"].arguments == (3, [engine.ProgressMark("a", 0.5, "half")])
+    bench.answer("progress")
+    bench.feed(ProgressMarks([AttemptProgress("a", 0.6), AttemptProgress("a", 0.7)]))
+    assert "progress" not in bench.calls
+    bench.pass_ns(SECOND_NS)
+    assert bench.calls["progress"].arguments == (3, [engine.ProgressMark("a", 0.7, "")])
+
+
+def test_time_is_passed(bench: Bench) -> None:
+    assert "reap" in bench.calls
+    bench.answer("reap", [engine.Reaped("barn", 2, 5)])
+    assert bench.others
+    assert "tick" in bench.calls
