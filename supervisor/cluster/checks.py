@@ -11,6 +11,7 @@ from musterd.supervisor.cluster.engine import EngineAway, EngineRefused
 
 SERVER_MIN = 140000  # date_bin(), and multi-statement notifications that do not block
 CONNECT_SECONDS = 10
+ALONE_TRIES, ALONE_SECONDS = 50, 0.1  # for the end of a former session
 POOLER_TRIES = 5  # a pooler that has several idle connections may give another one
 
 Connection = psycopg.Connection[tuple[object, ...]]
@@ -37,6 +38,28 @@ def connect(url: str) -> Connection:
         raise EngineRefused(
             "the URL of the cluster cannot be read: postgresql://USER@HOST/NAME"
         ) from None
+
+
+def be_alone(connection: Connection, number: int) -> None:
+    """Be the only session with this number; end another one, and what it is doing.
+
+    The call of a process that has died may still be under way in the server. A submit that comes
+    late would begin a task anew that was sent again meanwhile, and has ended.
+    """
+    for _ in range(ALONE_TRIES):
+        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
+        if row is not None and row[0]:
+            return
+        connection.execute(
+            "SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_database d "
+            "ON d.oid = l.database AND d.datname = current_database() WHERE l.granted "
+            "AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.classid::bigint = %s "
+            "AND l.objid::bigint = %s",
+            (number >> 32, number & 0xFFFFFFFF),
+        )
+        connection.execute("SELECT pg_sleep(%s)", (ALONE_SECONDS,))
+    connection.close()
+    raise EngineAway("a former session of this node does not end")
 
 
 def place(url: str) -> str:

@@ -86,8 +86,10 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 class PostgresEngine:
-    def __init__(self, url: str, schema: str = SCHEMA) -> None:
+    def __init__(self, url: str, schema: str = SCHEMA, *, alone: int = 0) -> None:
+        """`alone` is a number that one session has at a time: a former one is ended before."""
         self._url = url
+        self._alone = alone
         self._schema = schema
         self._connection: psycopg.Connection[Row] | None = None
         self._queries: dict[str, sql.Composed] = {}
@@ -110,7 +112,10 @@ class PostgresEngine:
 
     def _connected(self) -> psycopg.Connection[Row]:
         if self._connection is None or self._connection.closed:
-            self._connection = checks.connect(self._url)
+            connection = checks.connect(self._url)
+            if self._alone:
+                checks.be_alone(connection, self._alone)
+            self._connection = connection
         return self._connection
 
     def _call(self, function: str, *parameters: object) -> list[Row]:

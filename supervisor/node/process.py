@@ -1,0 +1,335 @@
+"""The loop of the cluster sidecar: poll, turn what happened into events, perform the actions.
+
+    tasks.sock ── ClientPort ──► Gateway ──┐
+                                           ├── Engines (threads) ──► PostgreSQL
+    node.sock ─── Connection ──► Claimer ──┘
+
+Nothing is decided here. Errors of PostgreSQL are told without the URL, which may hold a password.
+"""
+
+import hashlib
+import os
+import secrets
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import NoReturn
+
+import msgspec
+from setproctitle import setproctitle
+
+from musterd import __version__
+from musterd.ipc.errors import ProtocolError
+from musterd.ipc.secrets.lookup import MissingSecret, find_secret, read_secret
+from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.node_messages import NODE_PROTOCOL, Pools, SidecarHello, decode_node
+from musterd.ipc.wire.zmtp import Connection
+from musterd.supervisor.cluster import claimer as claims
+from musterd.supervisor.cluster.claimer import Claimer
+from musterd.supervisor.cluster.engine import EngineAway, EngineRefused, NodeCard
+from musterd.supervisor.cluster.gateway import Gateway
+from musterd.supervisor.cluster.migrate import SCHEMA
+from musterd.supervisor.cluster.postgres import PostgresEngine
+from musterd.supervisor.cluster.sidecar_events import (
+    Call,
+    EndPeer,
+    EngineAnswered,
+    NodeNotified,
+    Notified,
+    PoolsNotified,
+    TellChange,
+)
+from musterd.supervisor.config.redact import Redaction
+from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.node.engines import Engines, Job, Listener
+from musterd.supervisor.node.lookups import Lookups
+from musterd.supervisor.settings.node import NodeSettings
+from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
+from musterd.supervisor.sockets.targets import Targets
+
+EXIT_FAILED, EXIT_CONFIGURATION = 1, 78
+BEAT_NS = 5_000_000_000  # a fraction of what the daemon waits for (core/workers/sidecar.py)
+SECOND_NS = 1_000_000_000
+LEAVE_NS = 2 * SECOND_NS  # for the last ends, when the daemon ends
+IDENTITY_FILE = "node.id"  # in state_dir
+
+
+class Ended(Exception):
+    """The daemon has stopped this process, or has ended."""
+
+
+class Trouble(Exception):
+    """The process cannot work; `code` says whether another start may help."""
+
+    def __init__(self, message: str, code: int = EXIT_FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def url_of(settings: NodeSettings) -> str:
+    """Return the URL of the database; Trouble if it cannot be found."""
+    try:
+        if settings.url_file:
+            path = Path(settings.url_file)
+            url = read_secret(path.name, path)
+        elif settings.url_secret:
+            url = find_secret(settings.url_secret)
+        else:
+            url = settings.url
+    except MissingSecret as error:
+        raise Trouble(str(error), EXIT_CONFIGURATION) from None
+    if not url.strip():
+        raise Trouble(f"cluster.url_file {settings.url_file} is missing or empty", 78)
+    return url.strip()
+
+
+def identity_of(state_dir: Path) -> str:
+    """Return what this node is known by, in all its lives."""
+    path = state_dir / IDENTITY_FILE
+    try:
+        known = path.read_text().strip()
+    except FileNotFoundError:
+        known = ""
+    if known:
+        return known
+    made = secrets.token_hex(16)
+    new = path.with_suffix(".new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(made)
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+    return made
+
+
+def waiter_of(identity: str) -> int:
+    """Return the number under which this node waits for ends: never 0."""
+    digest = hashlib.blake2b(identity.encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 2 or 1
+
+
+class Sidecar:
+    def __init__(self, settings: NodeSettings, beat_fd: int, url: str) -> None:
+        self._beat_fd = beat_fd
+        identity = identity_of(Path(settings.state_dir))
+        waiter = waiter_of(identity)
+        self._waiter_channel = f"{SCHEMA}_waiter_{waiter}"
+        self._pool_channel = f"{SCHEMA}_pool"
+        rng = Random(secrets.randbits(64))
+        self._gateway = Gateway(waiter, rng)
+        card = NodeCard(identity, settings.node, settings.lease_ns, __version__)
+        self._claimer = Claimer(card, rng)
+        self._engines = Engines(url, waiter)
+        handed = socket.socket(fileno=settings.tasks_fd)
+        self._clients = ClientPort(
+            Path(settings.tasks_socket), secrets.token_hex(8), None, handed=handed
+        )
+        self._lookups = Lookups(self._engines, self._clients, self._feed_gateway)
+        self._redaction = Redaction(settings.redact)
+        self._targets = Targets()
+        self._node = Connection(settings.node_socket)
+        self._node.put(encode(SidecarHello(NODE_PROTOCOL, settings.token)))
+        self._tenure = -1
+        self._listener = Listener(url, self._heard_notifications)
+        self._poll = select.poll()
+        for part in (self._clients, self._engines):
+            self._poll.register(part.fileno(), select.POLLIN)
+        self._beat_ns = self._tidy_ns = 0
+        self._leaving_ns = 0
+        self.stopping = False
+
+    def run(self) -> NoReturn:
+        """Work until Ended or Trouble is raised."""
+        self._feed_gateway(events.Started())
+        self._beat(b"ready\n")
+        while True:
+            self._wait()
+            self._engines.hear()
+            if self._engines.failed is not None:
+                raise Trouble(self._engines.failed.reason, self._engines.failed.code)
+            self._hear_node()
+            self._hear_clients()
+            self._hear_clock()
+            self._clients.router.flush()
+            for lost in self._clients.settle():
+                self._feed_gateway(lost)
+            self._lookups.pump()
+
+    def _wait(self) -> None:
+        now_ns = time.monotonic_ns()
+        due = [self._beat_ns, self._tidy_ns]
+        due += [each for each in (self._gateway.next_deadline(), self._claimer.next_deadline())
+                if each is not None]  # fmt: skip
+        wait_ns = 0 if self._clients.behind or self._clients.ready else max(0, min(due) - now_ns)
+        writing = select.POLLOUT if self._node.unsent else 0
+        self._poll.register(self._node.fileno(), select.POLLIN | writing)
+        self._poll.poll(-(-wait_ns // 1_000_000))
+
+    # -- what happens -------------------------------------------------------------------------
+
+    def _hear_clients(self) -> None:
+        for event in self._clients.receive(time.time_ns()):
+            if isinstance(event, events.TasksSubmitted):
+                checked = self._redaction.refuse(event)
+                tasks = self._targets.fill_in(checked.tasks)
+                self._feed_gateway(msgspec.structs.replace(checked, tasks=tasks))
+            elif isinstance(event, AdviceWanted):
+                self._clients.advise(event, {})  # the supervisor knows its memory, and is not asked
+            else:
+                self._feed_gateway(event)
+
+    def _hear_node(self) -> None:
+        try:
+            self._node.flush()
+            for frame in self._node.receive():
+                if frame is None:
+                    raise ProtocolError("a message of several frames instead of one")
+                message = decode_node(frame)
+                if isinstance(message, Pools):
+                    for card in message.cards:
+                        self._targets.declare(card.name, card.tasks)
+                self._feed_claimer(message)
+        except OSError:
+            raise Ended from None  # the daemon has ended, or another sidecar takes our place
+        except ProtocolError as error:
+            raise Trouble(f"the supervisor sent what cannot be understood: {error}") from None
+
+    def _heard_notifications(self, found: list[tuple[str, str]]) -> None:
+        """Called in the thread of the listener."""
+
+        def tell(_event: object) -> None:
+            pools = {payload for channel, payload in found if channel == self._pool_channel}
+            channels = {channel for channel, _ in found}
+            if self._waiter_channel in channels:
+                self._feed_gateway(Notified())
+            if pools:
+                self._feed_claimer(PoolsNotified(tuple(pools)))
+            if channels - {self._waiter_channel, self._pool_channel}:
+                self._feed_claimer(NodeNotified())
+
+        self._engines.tell(tell, EngineAnswered(0, None))
+
+    def _hear_clock(self) -> None:
+        now_ns = time.monotonic_ns()
+        for core, feed in (
+            (self._gateway, self._feed_gateway),
+            (self._claimer, self._feed_claimer),
+        ):
+            due_ns = core.next_deadline()
+            if due_ns is not None and due_ns <= now_ns:
+                feed(events.Ticked())
+        if self.stopping and not self._leaving_ns:
+            self._leaving_ns = now_ns + LEAVE_NS
+            self._feed_claimer(claims.Leave())
+        if self._leaving_ns and now_ns >= self._leaving_ns:
+            raise Ended
+        if now_ns >= self._tidy_ns:
+            self._tidy_ns = now_ns + (SECOND_NS if not self._leaving_ns else SECOND_NS // 10)
+            self._clients.tidy_up(self._lookups.awaited_bytes)
+            self._lookups.try_again()
+        if now_ns >= self._beat_ns:
+            self._beat(b"\n")
+        if self._tenure != self._claimer.tenure:
+            self._tenure = self._claimer.tenure
+            node = f"{SCHEMA}_node_{self._tenure}"
+            self._listener.listen(self._waiter_channel, self._pool_channel, node)
+
+    def _beat(self, line: bytes) -> None:
+        self._beat_ns = time.monotonic_ns() + BEAT_NS
+        try:
+            os.write(self._beat_fd, line)
+        except BlockingIOError:
+            return  # the pipe of a stopped daemon is full of heartbeats
+        except BrokenPipeError:
+            raise Ended from None
+
+    # -- what is done -------------------------------------------------------------------------
+
+    def _feed_gateway(self, event: object) -> None:
+        for action in self._gateway.handle(time.monotonic_ns(), event):
+            self._do_for_clients(action)
+
+    def _do_for_clients(self, action: object) -> None:
+        clients = self._clients
+        match action:
+            case Call():
+                self._call(action, self._feed_gateway)
+            case actions.Acknowledge(_, request, rejected):
+                clients.acknowledge(request, rejected)
+            case actions.Deliver(peer, outcomes):
+                clients.deliver(peer, outcomes)
+            case actions.LookUp(peer, ids):
+                clients.look_up(peer, ids)
+            case actions.TellMissing(peer, ids):
+                clients.missing(peer, ids)
+            case actions.DropRequest(_, request, reason):
+                clients.drop(request, reason)
+            case actions.TellChanges(peer, changes):
+                clients.newest_changes(peer, changes)
+            case TellChange(change):
+                clients.changed(change)
+            case EndPeer(peer, reason):
+                if peer.isdigit():
+                    clients.router.put_out(int(peer), reason)
+            case actions.Report():
+                _report(action)
+
+    def _feed_claimer(self, event: object) -> None:
+        for action in self._claimer.handle(time.monotonic_ns(), event):
+            match action:
+                case Call():
+                    self._call(action, self._feed_claimer)
+                case claims.Tell(message):
+                    self._node.put(encode(message))
+                case claims.Left():
+                    if self.stopping:
+                        raise Ended
+                case actions.Report():
+                    _report(action)
+
+    def _call(self, call: Call, feed: Callable[[object], None]) -> None:
+        self._engines.call(Job(call.ticket, call.method, call.arguments, call.options, feed))
+
+
+def _report(report: actions.Report) -> None:
+    print(f"{report.event}: {report.reason}", file=sys.stderr, flush=True)
+
+
+def check(url: str) -> None:
+    """Refuse a database that cannot be used; one that is away is waited for."""
+    engine = PostgresEngine(url)
+    try:
+        for warning in engine.check():
+            print(f"cluster.warning: {warning}", file=sys.stderr, flush=True)
+    except EngineRefused as error:
+        raise Trouble(str(error), EXIT_CONFIGURATION) from None
+    except EngineAway as error:
+        print(f"cluster.unreachable: {error}", file=sys.stderr, flush=True)
+    finally:
+        engine.close()
+
+
+def run(settings: NodeSettings, beat_fd: int) -> int:
+    """Work until SIGTERM and return the exit code; print errors on standard error."""
+    setproctitle("musterd: cluster")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        url = url_of(settings)
+        check(url)
+        sidecar = Sidecar(settings, beat_fd, url)
+
+        def stop(_number: int, _frame: object) -> None:
+            sidecar.stopping = True
+
+        signal.signal(signal.SIGTERM, stop)
+        sidecar.run()
+    except Ended:
+        return 0
+    except Trouble as error:
+        print(error, file=sys.stderr, flush=True)
+        return error.code
