@@ -95,6 +95,7 @@ class Router:
         """Take over a listening, non-blocking socket; close() closes it too."""
         self.held = 0
         self._listener = listener
+        self.listener_fd = listener.fileno()  # for a process that accepts in our place
         self._complain = complain
         self._gone = gone
         self._drained = drained

@@ -1,5 +1,6 @@
 """Share a queue between machines: the engine that decides between nodes, and its PostgreSQL.
 
+`gateway` serves clients and `claimer` the node, both pure; their process is the room `node`.
 `engine` is the contract; `model_engine` and `postgres` keep it, one in memory for the simulation,
 one in PostgreSQL. `migrate` brings the schema there, `checks` says which server cannot be used.
 A daemon without [cluster] imports nothing of this room.

@@ -74,7 +74,9 @@ class Claimer:
         self._now_ns = 0
         self._out: list[Action] = []
         self._ticket = 0
-        self._greeted = False  # everything that the supervisor holds is known
+        # What the supervisor has still to tell before it is known what this node holds.
+        self._more = True
+        self._unheard = 0  # ends
         self._leaving = False
         # Membership.
         self.tenure = 0
@@ -132,12 +134,12 @@ class Claimer:
     def _hear(self, message: object) -> None:
         """Hear the supervisor."""
         match message:
-            case wire.Greeting(_, tenure, held, more):
-                self.tenure, self._greeted = tenure, not more
+            case wire.Greeting(_, tenure, held, unconfirmed, more):
+                self.tenure, self._more, self._unheard = tenure, more, unconfirmed
                 self._unsure = tenure != 0
                 self._hold(held)
             case wire.Holds(held, more):
-                self._greeted = not more
+                self._more = more
                 self._hold(held)
             case wire.Pools(cards):
                 self._cards = cards
@@ -149,6 +151,7 @@ class Claimer:
             case wire.Finish(ends):
                 self._hold(wire.Held(end.id, end.claim) for end in ends)
                 self._ends.extend(ends)
+                self._unheard -= len(ends)
             case wire.Begun(held):
                 self._begun.update({(each.id, each.claim): None for each in held})
             case wire.ProgressMarks(marks):
@@ -178,7 +181,7 @@ class Claimer:
 
     def _wanted_calls(self) -> Iterable[tuple[Lane, int, Callable[[], None]]]:
         """Yield what is to be called, and when."""
-        if not self._greeted:
+        if self._more or self._unheard > 0:
             return
         if not self.tenure:
             if self._cards and not self._leaving:

@@ -14,6 +14,7 @@ from enum import IntEnum
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model.actions import Exit, RunCleanup
+from musterd.supervisor.core.model.events import CLUSTER
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.slot import Slot
 from musterd.supervisor.core.model.state import State
@@ -126,7 +127,8 @@ class Shutdown:
         self._enter(Phase.CLOSE, reason)
         self._lifecycle.fork_servers.stop_all()
         for sidecar in self._sidecars.values():
-            sidecar.stop_for_good()
+            if sidecar.name != CLUSTER:  # told until the end how the last attempts ended
+                sidecar.stop_for_good()
         self._state.timers.at(self._state.now_ns + CLOSE_BUDGET_NS, self._close_over)
 
     def _close_over(self) -> None:

@@ -232,9 +232,10 @@ class Daemon:
     def _open(self) -> None:
         self._signals.open()
         parts = (self._workers, self._store, self._spawner, self._control, self._signals)
-        others = (self._clients, self._calls, self.outputs, self._memory, self._sidecars)
-        if self._node is not None:
-            self._epoll.register(self._node.fileno(), select.EPOLLIN)
+        others = (self._calls, self.outputs, self._memory, self._sidecars)
+        # Where there is a cluster, its sidecar serves tasks.sock: it is not read here.
+        served = self._clients if self._node is None else self._node
+        self._epoll.register(served.fileno(), select.EPOLLIN)
         for part in (*parts, *others):
             self._epoll.register(part.fileno(), select.EPOLLIN)
         gc.collect()

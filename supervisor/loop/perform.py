@@ -25,7 +25,7 @@ from musterd.supervisor.config.schema import Config
 from musterd.supervisor.control.answers import LaterAnswers
 from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.core.model.events import ALERTS, EVENTS, WEB
+from musterd.supervisor.core.model.events import ALERTS, CLUSTER, EVENTS, WEB
 from musterd.supervisor.core.tasks.refusals import UNREADABLE
 from musterd.supervisor.log import log
 from musterd.supervisor.loop.dead_events import DeadTasks
@@ -35,6 +35,7 @@ from musterd.supervisor.processes.sidecars import SidecarProcesses
 from musterd.supervisor.processes.spawner import Spawner
 from musterd.supervisor.service.reload import Reloading
 from musterd.supervisor.settings import worker_environment
+from musterd.supervisor.settings.node import node_settings
 from musterd.supervisor.settings.policy import worker_settings_of
 from musterd.supervisor.settings.sidecars import alert_settings, publisher_settings, web_settings
 from musterd.supervisor.shell import Shell
@@ -288,8 +289,23 @@ class ActionRunner:
         )
 
     def _start_sidecar(self, action: actions.StartSidecar) -> None:
+        if action.name == CLUSTER:
+            self._start_cluster(action.number)
+            return
         settings = _SIDECAR_SETTINGS[action.name](self._reloading.config)
         self._sidecars.start(action.name, action.number, settings)
+
+    def _start_cluster(self, number: int) -> None:
+        """Start the sidecar that serves tasks.sock in our place."""
+        if self._node is None:  # a reload has just asked for it, and it needs a restart
+            return
+        listener = self._clients.router.listener_fd
+        settings = msgspec.structs.replace(
+            node_settings(self._reloading.config),
+            token=self._node.new_token(),
+            tasks_fd=listener,
+        )
+        self._sidecars.start(CLUSTER, number, settings, [listener])
 
     def _assign(self, action: actions.AssignLeases) -> None:
         self.task_lines.assigned(time.monotonic_ns(), action.leases)

@@ -27,7 +27,8 @@ from musterd import __version__
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.secrets.lookup import MissingSecret, find_secret, read_secret
 from musterd.ipc.wire.codec import encode
-from musterd.ipc.wire.node_messages import NODE_PROTOCOL, Pools, SidecarHello, decode_node
+from musterd.ipc.wire.node_codec import decode_node
+from musterd.ipc.wire.node_messages import NODE_PROTOCOL, Pools, SidecarHello
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.cluster import claimer as claims
 from musterd.supervisor.cluster.claimer import Claimer
@@ -50,7 +51,7 @@ from musterd.supervisor.node.engines import Engines, Job, Listener
 from musterd.supervisor.node.lookups import Lookups
 from musterd.supervisor.settings.node import NodeSettings
 from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
-from musterd.supervisor.sockets.targets import Targets
+from musterd.supervisor.sockets.declarations import Declarations
 
 EXIT_FAILED, EXIT_CONFIGURATION = 1, 78
 BEAT_NS = 5_000_000_000  # a fraction of what the daemon waits for (core/workers/sidecar.py)
@@ -131,7 +132,7 @@ class Sidecar:
         )
         self._lookups = Lookups(self._engines, self._clients, self._feed_gateway)
         self._redaction = Redaction(settings.redact)
-        self._targets = Targets()
+        self._declarations = Declarations()
         self._node = Connection(settings.node_socket)
         self._node.put(encode(SidecarHello(NODE_PROTOCOL, settings.token)))
         self._tenure = -1
@@ -176,7 +177,7 @@ class Sidecar:
         for event in self._clients.receive(time.time_ns()):
             if isinstance(event, events.TasksSubmitted):
                 checked = self._redaction.refuse(event)
-                tasks = self._targets.fill_in(checked.tasks)
+                tasks = self._declarations.fill_in(checked.tasks)
                 self._feed_gateway(msgspec.structs.replace(checked, tasks=tasks))
             elif isinstance(event, AdviceWanted):
                 self._clients.advise(event, {})  # the supervisor knows its memory, and is not asked
@@ -192,7 +193,7 @@ class Sidecar:
                 message = decode_node(frame)
                 if isinstance(message, Pools):
                     for card in message.cards:
-                        self._targets.declare(card.name, card.tasks)
+                        self._declarations.declare(card.name, card.tasks)
                 self._feed_claimer(message)
         except OSError:
             raise Ended from None  # the daemon has ended, or another sidecar takes our place

@@ -41,4 +41,3 @@ def node_settings(config: Config) -> NodeSettings:
         url_secret=cluster.url_secret,
         redact=config.supervisor.redact,
     )
-

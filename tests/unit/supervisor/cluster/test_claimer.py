@@ -116,7 +116,7 @@ def fresh() -> Bench:
 def bench(fresh: Bench) -> Bench:
     """A node that has joined, with tenure 3 at epoch e."""
     fresh.feed(Pools((CARD,)))
-    fresh.feed(Greeting(1, 0, []))
+    fresh.feed(Greeting(1, 0, [], 0))
     fresh.answer("join", engine.Joined(3, "e", 0))
     return fresh
 
@@ -125,10 +125,10 @@ def bench(fresh: Bench) -> Bench:
 
 
 def test_a_node_joins_when_it_is_known_what_it_has(fresh: Bench) -> None:
-    fresh.feed(Greeting(1, 0, [], more=True))
+    fresh.feed(Greeting(1, 0, [], 0, more=True))
     fresh.feed(Pools((CARD,)))
     assert fresh.calls == {}
-    fresh.feed(Greeting(1, 0, []))
+    fresh.feed(Greeting(1, 0, [], 0))
     (card,) = fresh.calls["join"].arguments
     assert isinstance(card, engine.NodeCard)
     assert (card.name, card.lease_ns) == ("shed", LEASE_NS)
@@ -159,7 +159,7 @@ def test_a_node_that_cannot_beat_is_away(bench: Bench) -> None:
 
 def test_a_sidecar_that_takes_over_goes_on_with_the_tenure(fresh: Bench) -> None:
     fresh.feed(Pools((CARD,)))
-    fresh.feed(Greeting(1, 3, [Held("a", 7), Held("b", 8)]))
+    fresh.feed(Greeting(1, 3, [Held("a", 7), Held("b", 8)], 0))
     fresh.want(2)
     assert list(fresh.calls) == ["beat", "reap"]
     fresh.answer("beat", engine.Orders("e", 0))
@@ -169,6 +169,20 @@ def test_a_sidecar_that_takes_over_goes_on_with_the_tenure(fresh: Bench) -> None
     assert "claim" not in fresh.calls
     fresh.answer("release", 1)
     assert fresh.wanted() == [("p", 2)]
+
+
+def test_ends_that_the_one_before_has_not_told_are_known_before_anything_goes_back(
+    fresh: Bench,
+) -> None:
+    fresh.feed(Pools((CARD,)))
+    fresh.feed(Greeting(1, 3, [Held("a", 7)], 1))
+    assert fresh.calls == {}
+    fresh.feed(Finish([end("b", 8)]))
+    assert fresh.calls["finish"].arguments == (3, [engine.End("b", 8, "succeeded", b"\x01")])
+    fresh.answer("beat", engine.Orders("e", 0))
+    fresh.answer("rejoin", ["b"])  # it has ended meanwhile
+    assert fresh.calls["release"].arguments == (3, [engine.Held("a", 7), engine.Held("b", 8)])
+    assert fresh.answer("finish", []) == [Confirmed([Held("b", 8)])]
 
 
 def test_after_a_restart_of_the_server_claims_are_registered_before_others_are_made(
