@@ -176,6 +176,11 @@ class Gateway:
             due.append(silent_ns + AWAY_NS)
         return min(due, default=None)
 
+    def submits_of(self, peer: bytes) -> bool:
+        """Whether a client has submits that the engine has not answered."""
+        requests = (*self._writing, *self._queue)
+        return any(isinstance(each, _Submit) and each.peer == peer for each in requests)
+
     @property
     def is_idle(self) -> bool:
         """Whether nothing is held for any client."""

@@ -18,15 +18,22 @@ from musterd.supervisor.sockets.lookups import PORTION_BYTES, PORTIONS_MAX, Insp
 
 class Lookups:
     def __init__(
-        self, engines: Engines, clients: ClientPort, feed: Callable[[LookedUp], None]
+        self,
+        engines: Engines,
+        clients: ClientPort,
+        feed: Callable[[LookedUp], None],
+        submits: Callable[[bytes], bool],
     ) -> None:
+        """`submits` says whether a peer has submits that the engine has not answered."""
         self._engines = engines
         self._clients = clients
         self._feed = feed
+        self._submits = submits
         self._tickets = count(1)
         self._under_way = 0
         self._waiting: dict[Peer, int] = {}  # for room for a large result, and how much
         self._failed: dict[Peer, None] = {}
+        self._early: dict[Peer, None] = {}  # they ask for tasks that may not be there yet
 
     @property
     def awaited_bytes(self) -> int:
@@ -48,9 +55,13 @@ class Lookups:
                 del self._waiting[peer]
                 if not peer.gone and peer.owed:
                     self._ask(peer, size)
+        early, self._early = self._early, {}
+        clients.ready.update(dict.fromkeys([peer for peer in early if not peer.gone]))
         while clients.ready and self._under_way < PORTIONS_MAX:
             peer, _ = clients.ready.popitem(last=False)
-            if peer.owed and not peer.owed.asked and clients.is_reading(peer):
+            if peer.owed and isinstance(peer.owed.first(), Inspection) and self._submits(peer.name):
+                self._early[peer] = None
+            elif peer.owed and not peer.owed.asked and clients.is_reading(peer):
                 self._ask(peer, PORTION_BYTES)
 
     def _ask(self, peer: Peer, bytes_max: int) -> None:

@@ -57,6 +57,9 @@ EXIT_FAILED, EXIT_CONFIGURATION = 1, 78
 BEAT_NS = 5_000_000_000  # a fraction of what the daemon waits for (core/workers/sidecar.py)
 SECOND_NS = 1_000_000_000
 LEAVE_NS = 2 * SECOND_NS  # for the last ends, when the daemon ends
+# Clients wait until the node has joined, so that its tasks are known; but not for a database that
+# is away.
+SERVE_NS = 5 * SECOND_NS
 IDENTITY_FILE = "node.id"  # in state_dir
 
 
@@ -130,7 +133,9 @@ class Sidecar:
         self._clients = ClientPort(
             Path(settings.tasks_socket), secrets.token_hex(8), None, handed=handed
         )
-        self._lookups = Lookups(self._engines, self._clients, self._feed_gateway)
+        self._lookups = Lookups(
+            self._engines, self._clients, self._feed_gateway, self._gateway.submits_of
+        )
         self._redaction = Redaction(settings.redact)
         self._declarations = Declarations()
         self._node = Connection(settings.node_socket)
@@ -138,8 +143,9 @@ class Sidecar:
         self._tenure = -1
         self._listener = Listener(url, self._heard_notifications)
         self._poll = select.poll()
-        for part in (self._clients, self._engines):
-            self._poll.register(part.fileno(), select.POLLIN)
+        self._poll.register(self._engines.fileno(), select.POLLIN)
+        self._serve_ns = time.monotonic_ns() + SERVE_NS
+        self._serving = False
         self._beat_ns = self._tidy_ns = 0
         self._leaving_ns = 0
         self.stopping = False
@@ -163,10 +169,10 @@ class Sidecar:
 
     def _wait(self) -> None:
         now_ns = time.monotonic_ns()
-        due = [self._beat_ns, self._tidy_ns]
+        due = [self._beat_ns, self._tidy_ns]  # the latter comes before SERVE_NS is over
         due += [each for each in (self._gateway.next_deadline(), self._claimer.next_deadline())
                 if each is not None]  # fmt: skip
-        wait_ns = 0 if self._clients.behind or self._clients.ready else max(0, min(due) - now_ns)
+        wait_ns = 0 if self._clients.behind else max(0, min(due) - now_ns)
         writing = select.POLLOUT if self._node.unsent else 0
         self._poll.register(self._node.fileno(), select.POLLIN | writing)
         self._poll.poll(-(-wait_ns // 1_000_000))
@@ -174,6 +180,11 @@ class Sidecar:
     # -- what happens -------------------------------------------------------------------------
 
     def _hear_clients(self) -> None:
+        if not self._serving:
+            if not self._claimer.tenure and time.monotonic_ns() < self._serve_ns:
+                return
+            self._serving = True
+            self._poll.register(self._clients.fileno(), select.POLLIN)
         for event in self._clients.receive(time.time_ns()):
             if isinstance(event, events.TasksSubmitted):
                 checked = self._redaction.refuse(event)

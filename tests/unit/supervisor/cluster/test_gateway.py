@@ -121,6 +121,15 @@ def test_a_submit_is_acknowledged_after_the_engine_has_answered(bench: Bench) ->
     assert bench.answer("submit", verdicts) == [Acknowledge(ANN, 9, [refused])]
 
 
+def test_it_is_known_whether_a_client_has_submits_under_way(bench: Bench) -> None:
+    bench.submit("a")
+    bench.submit("b", peer=BOB, request=2)
+    assert bench.gateway.submits_of(ANN)
+    bench.answer("submit", [Verdict("a", "accepted")])
+    assert not bench.gateway.submits_of(ANN)
+    assert bench.gateway.submits_of(BOB)
+
+
 def test_submits_gather_while_a_call_is_under_way(bench: Bench) -> None:
     bench.submit("a", request=1)
     bench.submit("b", request=2)
