@@ -1,5 +1,6 @@
 """What is looked at before a database is used: each refusal says what is wrong and what to do."""
 
+import select
 from urllib.parse import urlsplit
 
 import psycopg
@@ -7,7 +8,7 @@ from msgspec import Struct
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from musterd.supervisor.cluster.engine import EngineAway, EngineRefused
+from musterd.supervisor.cluster.engine import EngineRefused, EngineUnreached
 
 SERVER_MIN = 140000  # date_bin(), and multi-statement notifications that do not block
 CONNECT_SECONDS = 10
@@ -33,11 +34,21 @@ def connect(url: str) -> Connection:
             application_name="musterd",
         )
     except psycopg.OperationalError as error:
-        raise EngineAway(f"PostgreSQL at {place(url)} does not answer: {error}") from None
+        raise EngineUnreached(f"PostgreSQL at {place(url)} does not answer: {error}") from None
     except psycopg.ProgrammingError:
         raise EngineRefused(
             "the URL of the cluster cannot be read: postgresql://USER@HOST/NAME"
         ) from None
+
+
+def is_stale(connection: Connection) -> bool:
+    """Whether the server has closed a connection on which nothing is under way."""
+    try:
+        while select.select([connection.fileno()], [], [], 0)[0]:
+            connection.pgconn.consume_input()
+    except (psycopg.Error, OSError, ValueError):
+        return True
+    return False
 
 
 def be_alone(connection: Connection, number: int) -> None:
@@ -59,7 +70,7 @@ def be_alone(connection: Connection, number: int) -> None:
         )
         connection.execute("SELECT pg_sleep(%s)", (ALONE_SECONDS,))
     connection.close()
-    raise EngineAway("a former session of this node does not end")
+    raise EngineUnreached("a former session of this node does not end")
 
 
 def place(url: str) -> str:

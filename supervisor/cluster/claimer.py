@@ -6,7 +6,7 @@ and runs them (ipc/wire/node_messages.py); on the other the engine.
     membership   join ─► beat, beat, ...; a beat brings cancels, and the epoch of the server
     claims       at once when something is wanted and may be there; up to CLAIM_MAX together
     ends         in batches, until the engine has heard of them; `begun` and progress behind them
-    time         tick and reap: every node does it, and one of them is enough
+    time         tick, reap and retain: every node does it, and one of them is enough
 
 A sidecar that takes over goes on with the tenure of the one before. What is held is known from the
 supervisor. Claims that the supervisor does not know of (a claim's answer was lost) are given back
@@ -43,6 +43,8 @@ BEAT_NS = 5 * SECOND_NS  # at most between two heartbeats; less with a short lea
 CLAIM_POLL_NS = SECOND_NS  # behind NOTIFY, which may be lost
 TICK_NS = SECOND_NS // 2
 REAP_NS = 2 * SECOND_NS
+RETAIN_NS = 600 * SECOND_NS  # partitions for ended tasks are made hours ahead
+DAY_NS = 86_400 * SECOND_NS
 MARKS_NS = SECOND_NS  # between two reports of progress
 BEGUN_NS = SECOND_NS // 5  # begun attempts are told together
 
@@ -67,9 +69,10 @@ Action = Call | Tell | Left | actions.Report
 
 
 class Claimer:
-    def __init__(self, card: engine.NodeCard, rng: Random) -> None:
-        """`card` is without pools: the supervisor tells them."""
+    def __init__(self, card: engine.NodeCard, rng: Random, keep_ns: int = DAY_NS) -> None:
+        """`card` is without pools: the supervisor tells them. `keep_ns`: how long results stay."""
         self._card = card
+        self._keep_ns = keep_ns
         self._rng = rng
         self._now_ns = 0
         self._out: list[Action] = []
@@ -102,7 +105,7 @@ class Claimer:
         self._begun_at_ns = 0
         self._marks: dict[str, wire.AttemptProgress] = {}
         self._marks_at_ns = 0
-        self._tick_at_ns = self._reap_at_ns = 0
+        self._tick_at_ns = self._reap_at_ns = self._retain_at_ns = 0
         # Calls, each with what becomes of its answer.
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
         self._notes, self._time = Lane(), Lane()
@@ -462,6 +465,9 @@ class Claimer:
         if self._now_ns >= self._reap_at_ns:
             self._reap_at_ns = self._now_ns + round(REAP_NS * self._rng.uniform(0.8, 1.2))
             self._call(self._time, self._reaped, "reap")
+        elif self._now_ns >= self._retain_at_ns:
+            self._retain_at_ns = self._now_ns + round(RETAIN_NS * self._rng.uniform(0.8, 1.2))
+            self._call(self._time, _nothing, "retain", self._keep_ns)
         else:
             self._tick_at_ns = self._now_ns + round(TICK_NS * self._rng.uniform(0.8, 1.2))
             self._call(self._time, _nothing, "tick")

@@ -58,6 +58,10 @@ class EngineAway(EngineError):
     """The engine did not answer: whether the call took effect is not known. Call it again."""
 
 
+class EngineUnreached(EngineAway):
+    """The engine cannot be reached: the call was not made, and did not take effect."""
+
+
 class EngineRefused(EngineError):
     """The database cannot be used as it is; the message says why, and what to do about it."""
 
@@ -387,6 +391,9 @@ class Engine(Protocol):
     def invalidate(self, key: str, *, prefix: bool = False) -> None: ...
     def tick(self) -> Ticked:
         """Do what time asks for: retries and delays that are due, expiries, waits that end."""
+
+    def retain(self, keep_ns: int) -> int:
+        """Forget tasks that ended longer ago, roughly; return how much was dropped at once."""
 
     # -- sites and policy
     def policy(self) -> PolicyView: ...

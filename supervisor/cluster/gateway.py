@@ -442,7 +442,7 @@ class Gateway:
         self._ended_early, self._flying = {}, set()
         if not event.refused:
             for request in batch:
-                if isinstance(request, _Submit):
+                if isinstance(request, _Submit) and not event.unsent:
                     request.resend = True  # it may have happened
         elif len(batch) > 1:
             for request in batch:

@@ -374,6 +374,13 @@ class ModelEngine(Ends):
             del self.board.done[id_]
         return len(chosen)
 
+    def retain(self, keep_ns: int) -> int:
+        until_ns = self.clock() - keep_ns
+        old = [id_ for id_, each in self.board.done.items() if each.finished_ns < until_ns]
+        for id_ in old:
+            del self.board.done[id_]
+        return len(old)
+
     def counts(self) -> list[Count]:
         numbers: dict[tuple[str, int, str], int] = {}
         for task in self.board.live.values():

@@ -111,6 +111,8 @@ class PostgresEngine:
     # -- calls --------------------------------------------------------------------------------
 
     def _connected(self) -> psycopg.Connection[Row]:
+        if self._connection is not None and checks.is_stale(self._connection):
+            self.close()
         if self._connection is None or self._connection.closed:
             connection = checks.connect(self._url)
             if self._alone:

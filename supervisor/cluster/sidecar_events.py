@@ -20,6 +20,7 @@ class EngineFailed(Struct, frozen=True):
     reason: str
     refused: bool = False
     fenced: bool = False  # the tenure is over
+    unsent: bool = False  # the call was not made
 
 
 class Notified(Struct, frozen=True):

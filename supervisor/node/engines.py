@@ -16,7 +16,13 @@ from msgspec import Struct
 from psycopg import sql
 
 from musterd.supervisor.cluster import checks
-from musterd.supervisor.cluster.engine import EngineAway, EngineError, Fenced, NameTaken
+from musterd.supervisor.cluster.engine import (
+    EngineAway,
+    EngineError,
+    EngineUnreached,
+    Fenced,
+    NameTaken,
+)
 from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.cluster.sidecar_events import EngineAnswered, EngineFailed
 
@@ -104,7 +110,8 @@ class Engines:
         try:
             result = getattr(engine, job.method)(*job.arguments, **job.options)
         except EngineAway as error:
-            return EngineFailed(job.ticket, str(error))
+            unsent = isinstance(error, EngineUnreached)
+            return EngineFailed(job.ticket, str(error), unsent=unsent)
         except Fenced as error:
             return EngineFailed(job.ticket, str(error), fenced=True)
         except NameTaken as error:

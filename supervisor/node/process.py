@@ -127,7 +127,7 @@ class Sidecar:
         rng = Random(secrets.randbits(64))
         self._gateway = Gateway(waiter, rng)
         card = NodeCard(identity, settings.node, settings.lease_ns, __version__)
-        self._claimer = Claimer(card, rng)
+        self._claimer = Claimer(card, rng, settings.keep_ns)
         self._engines = Engines(url, waiter)
         handed = socket.socket(fileno=settings.tasks_fd)
         self._clients = ClientPort(

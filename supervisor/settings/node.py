@@ -14,6 +14,7 @@ class NodeSettings(Struct, frozen=True):
     state_dir: str  # holds the node's identity
     node: str  # its name
     lease_ns: int
+    keep_ns: int  # how long results stay
     url: str = ""
     url_file: str = ""
     url_secret: str = ""
@@ -36,6 +37,7 @@ def node_settings(config: Config) -> NodeSettings:
         state_dir=str(directories.state_dir(config.supervisor.state_dir)),
         node=cluster.node or socket.gethostname(),
         lease_ns=cluster.lease_ns,
+        keep_ns=config.store.keep_results_ns,
         url=cluster.url,
         url_file=cluster.url_file,
         url_secret=cluster.url_secret,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from postgres import Cluster, Server
+from postgres import Cluster, Server, servers
 
-from musterd import TaskFailed
+from musterd import QueueFull, TaskFailed
 from support.daemon import Muster
 from support.waiting import wait_for
 
@@ -34,6 +34,10 @@ def slow(ctx, seconds: float) -> str:
 
 @pytest.fixture(scope="module")
 def database(server: Server) -> Cluster:
+    return prepared(server)
+
+
+def prepared(server: Server) -> Cluster:
     cluster = Cluster(server, "nodes")
     cluster.sql("CREATE ROLE u_daemon LOGIN PASSWORD 'hunter2' IN ROLE musterd_node")
     return cluster
@@ -105,3 +109,26 @@ def test_a_sidecar_that_is_killed_loses_nothing(node: Muster, database: Cluster)
     assert sidecar_of(node).pid != before
     rows = database.sql("SELECT max(attempts), max(crashes), count(*) FROM musterd.done")
     assert rows == [(1, 0, 41)]
+
+
+def test_without_postgresql_new_submits_are_refused_and_old_ones_come_to_their_end(
+    tmp_path: Path,
+) -> None:
+    with servers() as server:
+        database = prepared(server)
+        node = make_node(database, tmp_path, "shed").start()
+        try:
+            with node.client() as client:
+                running = client.submit("jobs.slow", {"seconds": 2})
+                wait_for("it runs", lambda: running.status().state == "running")
+                server.stop()
+                with pytest.raises(QueueFull, match="database"):
+                    client.submit("jobs.double", {"x": 1}).result(timeout=60)
+                server.start()
+                assert running.result(timeout=60) == "done"
+                assert client.submit("jobs.double", {"x": 2}, wait=True).result(timeout=60) == 4
+        finally:
+            node.stop()
+        assert "hunter2" not in node.log()
+        assert "cluster.unreachable" in node.log()
+    assert [each for each in node.processes() if each.is_running()] == []

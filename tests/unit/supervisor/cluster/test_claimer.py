@@ -31,6 +31,7 @@ from musterd.supervisor.cluster.claimer import (
     BEAT_NS,
     CLAIM_MAX,
     CLAIM_POLL_NS,
+    DAY_NS,
     FINISH_MAX,
     Claimer,
     Leave,
@@ -82,7 +83,7 @@ class Bench:
 
     def pass_ns(self, by_ns: int) -> list[object]:
         self.now_ns += by_ns
-        for method in ("tick", "reap"):  # of no concern here
+        for method in ("tick", "reap", "retain"):  # of no concern here
             if method in self.calls:
                 self.answer(method, [] if method == "reap" else engine.Ticked())
         return self.feed(events.Ticked())
@@ -401,4 +402,6 @@ def test_time_is_passed(bench: Bench) -> None:
     assert "reap" in bench.calls
     bench.answer("reap", [engine.Reaped("barn", 2, 5)])
     assert bench.others
+    assert bench.calls["retain"].arguments == (DAY_NS,)
+    bench.answer("retain", 0)
     assert "tick" in bench.calls

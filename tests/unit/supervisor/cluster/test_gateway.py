@@ -393,6 +393,13 @@ def test_new_submits_are_refused_when_the_engine_is_away(bench: Bench) -> None:
     bench.calls.pop("submit", None)
 
 
+def test_a_submit_that_never_reached_the_engine_is_refused_as_well(bench: Bench) -> None:
+    bench.submit("a")
+    bench.feed(EngineFailed(bench.calls.pop("submit").ticket, "no connection", unsent=True))
+    told = bench.pass_ns(AWAY_NS)
+    assert [each.id for each in rejected_of(told)] == ["a"]
+
+
 def test_a_silent_engine_is_away(bench: Bench) -> None:
     bench.submit("a")
     assert bench.submit("b", request=2) == []
