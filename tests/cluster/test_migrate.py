@@ -272,15 +272,29 @@ def test_a_daemon_without_a_cluster_loads_nothing_of_it() -> None:
     assert done.stdout.decode().strip() == "[]"
 
 
-def test_no_other_room_names_the_room_of_the_cluster() -> None:
+def test_only_the_sidecar_names_the_room_of_the_cluster() -> None:
     root = Path(__file__).resolve().parents[2]
     naming = [
-        str(path.relative_to(root))
+        path.relative_to(root)
         for part in ("supervisor", "workers", "ipc")
         for path in (root / part).rglob("*.py")
-        if "supervisor.cluster" in path.read_text() and "supervisor/cluster" not in str(path)
+        if "supervisor.cluster" in path.read_text()
     ]
-    assert naming == []
+    assert {path.parts[:2] for path in naming} == {
+        ("supervisor", "cluster"),
+        ("supervisor", "node"),
+    }
+
+
+def test_a_daemon_loads_nothing_of_the_cluster() -> None:
+    code = (
+        "import sys, musterd.supervisor.__main__, musterd.supervisor.loop.daemon;"
+        "ours = ('musterd.supervisor.cluster', 'musterd.supervisor.node', 'psycopg',"
+        " 'musterd.ipc.wire.node_codec', 'musterd.supervisor.sockets.node');"
+        "print([m for m in sys.modules if m.startswith(ours)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert done.stdout.decode().strip() == "[]"
 
 
 def test_the_contract_and_the_model_need_no_psycopg(cluster: Cluster) -> None:
