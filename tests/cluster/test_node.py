@@ -27,6 +27,8 @@ def fail(ctx) -> int:
 
 @task(timeout=60)
 def slow(ctx, seconds: float) -> str:
+    with open(__file__ + ".runs", "a") as file:
+        file.write("run\\n")
     time.sleep(seconds)
     return "done"
 """
@@ -106,6 +108,7 @@ def test_a_sidecar_that_is_killed_loses_nothing(node: Muster, database: Cluster)
             2 * n for n in (*range(20), *range(20))
         ]
         assert running.result(timeout=60) == "done"
+    assert (node.folder / "jobs.py.runs").read_text() == "run\n"  # it went on meanwhile
     assert sidecar_of(node).pid != before
     rows = database.sql("SELECT max(attempts), max(crashes), count(*) FROM musterd.done")
     assert rows == [(1, 0, 41)]
