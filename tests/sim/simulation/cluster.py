@@ -515,13 +515,18 @@ class ClusterWorld:
         node.cut = False
 
     def _restart_engine(self) -> None:
-        """Claims of the last moment are forgotten, but those of sites with limits."""
+        """Claims of the last moment are forgotten, but those of sites with limits.
+
+        Somebody may cancel such a task before its node has registered it again: then it is lost.
+        """
         recent = [
             task.spec.id
             for task in self.engine.board.claimed()
             if task.spec.target != "narrow" and self.rng.random() < 0.3
         ]
         self.engine.restart(lost=recent)
+        if self.rng.random() < 0.5:
+            self.engine.cancel(recent[:1])
 
     def _shut_down(self) -> None:
         node = self.some_node()

@@ -217,6 +217,25 @@ def test_an_attempt_that_has_expired_does_not_begin() -> None:
     assert kinds(answer) == [("late", "untouched"), ("b", "untouched")]
 
 
+def test_no_late_event_lets_an_attempt_begin_after_its_expiry() -> None:
+    """The clock is past the expiry, and its timer has not been called."""
+    node = Node()
+    node.join()
+    node.grant(attempt("a"), attempt("b", expires_at_ns=node.now_ns + SECOND_NS))
+    node.now_ns += SECOND_NS
+    answer = node.complete(1, 1)
+    assert not leases_of(answer)
+    assert kinds(answer) == [("a", "succeeded"), ("b", "untouched")]
+
+
+def test_an_attempt_that_is_given_back_in_time_expires_here() -> None:
+    node = Node()
+    node.join()
+    node.grant(attempt("a", expires_at_ns=node.now_ns + MILLISECOND_NS))
+    node.wait(2 * MILLISECOND_NS)
+    assert kinds(node.exit(1, lease=0)) == [("a", "untouched")]
+
+
 def test_an_attempt_of_a_task_that_the_code_lacks_goes_back() -> None:
     node = Node()
     node.join()
