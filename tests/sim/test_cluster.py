@@ -7,7 +7,8 @@ FEWER = 2  # as many seeds as of each kind of a single fleet, divided by this
 
 # Seeds that found a bug, with what it was.
 CORPUS = {
-    179: "a pool that left the cluster and came back had forgotten what it had seen",
+    15: "a pool that left the cluster and came back had forgotten what it had seen",
+    85: "an attempt that had expired began, where a timer was late",
 }
 
 

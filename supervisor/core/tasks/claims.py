@@ -71,6 +71,8 @@ UNCONFIRMED_MAX = 10_000
 UNCONFIRMED_BYTES_MAX = 64 * 1024 * 1024
 END_BYTES = 512  # of an end in memory besides its value and error
 
+NEVER_NS = 2**63
+
 _NO_CLASS = GatePolicy()
 _NO_TARGET = TargetPolicy()
 
@@ -92,6 +94,7 @@ class Claims:
         self._connected = False
         self._tenure = 0
         self._until_ns = 0  # the end of the lease
+        self._expiry_ns = NEVER_NS  # the soonest of the attempts that are here
         self._draining = False
         self._away = False
         self._requests = 0
@@ -124,13 +127,24 @@ class Claims:
     # -- around each event --------------------------------------------------------------------
 
     def before_dispatch(self) -> None:
-        """Give back what must not begin."""
+        """Give back what must not begin. Timers may be late: the daemon may have been stopped."""
         if not self._claimed:
             return
         now_ns = self._state.now_ns
+        if now_ns >= self._expiry_ns:
+            self._expire()
         for pool in self._state.pools.values():
             if _queued(pool) and not self._may_begin(pool, now_ns):
                 self._give_back(pool, now_ns)
+
+    def _expire(self) -> None:
+        expiries = [NEVER_NS]
+        for task in list(self._claimed.values()):
+            if task.state == TaskState.QUEUED and self._leases.expired(task):
+                self._leases.withdraw(task, CANCELLED)
+            elif task.expires_at_ns > self._state.now_ns:
+                expiries.append(task.expires_at_ns)
+        self._expiry_ns = min(expiries)
 
     def _may_begin(self, pool: Pool, now_ns: int) -> bool:
         return (
@@ -368,10 +382,9 @@ class Claims:
         self._state.tasks[key] = self._claimed[key] = task
         self.awake = True
         route.pool.enter(spec)
-        if self._leases.expired(task):
-            self.ended(task, CANCELLED, None, 0)
-        else:
-            self._leases.enqueue_claimed(task)
+        if task.expires_at_ns:
+            self._expiry_ns = min(self._expiry_ns, task.expires_at_ns)
+        self._leases.enqueue_claimed(task)
 
     def _resolve(self, attempt: Attempt, route: Route) -> tuple[TaskSpec, Claim]:
         """Return the spec of the local task and its claim: what holds for it, all in all."""

@@ -37,7 +37,9 @@ from musterd.supervisor.core.model.policy import (
     TargetPolicy,
 )
 from musterd.supervisor.core.model.slot import SlotState
+from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import Phase
+from musterd.supervisor.core.tasks.claims import HOLD_NS
 from simulation.cluster_sidecar import LEASE_NS, Sidecar
 from simulation.profile import METHODS, MS, SEC, US, Profile
 from simulation.wide_workers import WideWorker
@@ -77,6 +79,7 @@ class Faults(Struct, frozen=True):
     shutdowns: int = 0
     reloads: int = 0
     stops: int = 0  # of a sidecar (SIGSTOP): its messages come late
+    freezes: int = 0  # of a supervisor: what it is told waits
     pauses: int = 0
     cancels: int = 0
     drains: int = 0
@@ -85,9 +88,9 @@ class Faults(Struct, frozen=True):
 
 KINDS: tuple[tuple[Profile, Faults], ...] = (
     (QUIET, Faults()),
-    (QUIET, Faults(lost=0.1, sidecar_deaths=3, cuts=2)),
+    (QUIET, Faults(lost=0.1, sidecar_deaths=3, cuts=2, freezes=3)),
     (ROUGH, Faults(cancels=5, pauses=2)),
-    (ROUGH, Faults(2, 3, 3, 2, 1, 2, 3, 1, 5, 1, 0.08)),
+    (ROUGH, Faults(2, 3, 3, 2, 1, 2, 3, 2, 1, 5, 1, 0.08)),
 )
 
 
@@ -128,6 +131,11 @@ class Node:
         self.lives = 0
         self.over = False
         self.until_ns = 0  # the end of the lease, as the core was told
+        self.tenure = 0
+        self.granted: dict[tuple[str, int], None] = {}  # to the core, in this life
+        self.lost: dict[tuple[str, int], None] = {}  # which the core was told
+        self._queued: dict[str, int] = {}  # since when attempts wait for a worker
+        self._backlog: list[Any] | None = None  # of a supervisor that is stopped
         self.workers: dict[int, Worker] = {}
         self.fork_servers: dict[tuple[str, str], ForkServer] = {}
         self.sidecar: Sidecar | None = None
@@ -174,7 +182,8 @@ class Node:
         self.life += 1
         self.lives += 1
         self.up = True
-        self.until_ns = 0
+        self.until_ns = self.tenure = 0
+        self.granted, self.lost, self._queued, self._backlog = {}, {}, {}, None
         self.workers, self.fork_servers = {}, {}
         self.fleet = Fleet(self.policy, Random(self.rng.random()))
         self.tell(events.TasksRecovered([]))
@@ -182,7 +191,9 @@ class Node:
         self.in_life(self.delay(1 * MS, 50 * MS), self.start_sidecar)
 
     def start_sidecar(self) -> None:
-        if self.sidecar is None and self.up:
+        if self._backlog is not None:  # the supervisor starts it, when it goes on
+            self.in_life(self.delay(1 * MS, 50 * MS), self.start_sidecar)
+        elif self.sidecar is None and self.up:
             self.sidecar = Sidecar(self)
             self.tell(events.ClusterConnected())
 
@@ -219,20 +230,72 @@ class Node:
     def tell(self, event: Any) -> None:
         if not self.up:
             return
+        if self._backlog is not None:
+            self._backlog.append(event)
+            return
         world = self.world
         world.steps += 1
         assert world.steps < STEPS_MAX, f"more than {STEPS_MAX} steps"
         world.trace.append((world.now_ns, f"{self.name} ->", event))
-        if isinstance(event, events.MembershipTold):
-            self.until_ns = event.until_ns
+        self._note(event)
         actions = self.fleet.handle(self.now_ns, event)
         for action in actions:
             world.trace.append((world.now_ns, f"{self.name}   ", action))
         self.fleet.validate()
+        self._check(actions)
         for action in actions:
             table = ClusterWorld.carried_out
             carry_out = table.get(type(action)) or _LOCAL[type(action)]
             carry_out(self, action)
+
+    def freeze(self, for_ns: int) -> None:
+        if self.up and self._backlog is None:
+            self._backlog = []
+            self.in_life(for_ns, self._thaw)
+
+    def _thaw(self) -> None:
+        backlog, self._backlog = self._backlog, None
+        self._queued = {}
+        for event in backlog or ():
+            self.tell(event)
+
+    @property
+    def next_deadline_ns(self) -> int | None:
+        """By the clock of the world."""
+        if not self.up or self._backlog is not None:
+            return None
+        deadline_ns = self.fleet.next_deadline()
+        return None if deadline_ns is None else deadline_ns - self.offset_ns
+
+    def _note(self, event: Any) -> None:
+        match event:
+            case events.MembershipTold():
+                self.until_ns = event.until_ns
+                if event.tenure != self.tenure:
+                    self.tenure = event.tenure
+                    self.lost |= self.granted
+            case events.AttemptsGranted():
+                self.granted |= {(each.spec.id, each.claim): None for each in event.attempts}
+            case events.AttemptsLost():
+                self.lost |= {(each.id, each.claim): None for each in event.held}
+
+    def _check(self, actions: list[Any]) -> None:
+        for action in actions:
+            for end in action.ends if isinstance(action, act.TellCluster) else ():
+                key = (end.id, end.claim)
+                assert key in self.granted, f"{key} ends and was never granted"
+                assert key not in self.lost, f"{key} is told of after it was lost"
+            if isinstance(action, act.Report) and action.phase == "over" and not action.reason:
+                unconfirmed = self.fleet._claims._unconfirmed
+                assert not unconfirmed or self.sidecar is None, "it does not wait for its ends"
+        queued = {
+            key: self._queued.get(key, self.now_ns)
+            for key, task in self.fleet._state.claimed.items()
+            if task.state == TaskState.QUEUED
+        }
+        self._queued = queued
+        late = [key for key, since_ns in queued.items() if self.now_ns - since_ns > 2 * HOLD_NS]
+        assert not late, f"attempts wait here for too long: {late}"
 
     def hear_from_sidecar(self, sidecar: Sidecar, event: Any) -> None:
         if sidecar is self.sidecar:
@@ -360,9 +423,9 @@ class ClusterWorld:
         heap = self._heap
         while not self.over:
             due = [
-                (deadline_ns - node.offset_ns, node.number)
+                (deadline_ns, node.number)
                 for node in self.nodes
-                if node.up and (deadline_ns := node.fleet.next_deadline()) is not None
+                if (deadline_ns := node.next_deadline_ns) is not None
             ]
             if due and (not heap or min(due)[0] <= heap[0][0]):
                 when_ns, number = min(due)
@@ -392,6 +455,7 @@ class ClusterWorld:
             (faults.shutdowns, self._shut_down),
             (faults.reloads, self._reload),
             (faults.stops, self._stop_sidecar),
+            (faults.freezes, self._freeze),
             (faults.pauses, self._pause),
             (faults.cancels, self._cancel),
             (faults.drains, self._drain),
@@ -451,13 +515,18 @@ class ClusterWorld:
         node.cut = False
 
     def _restart_engine(self) -> None:
-        """Claims of the last moment are forgotten, but those of sites with limits."""
+        """Claims of the last moment are forgotten, but those of sites with limits.
+
+        Somebody may cancel such a task before its node has registered it again: then it is lost.
+        """
         recent = [
             task.spec.id
             for task in self.engine.board.claimed()
             if task.spec.target != "narrow" and self.rng.random() < 0.3
         ]
         self.engine.restart(lost=recent)
+        if self.rng.random() < 0.5:
+            self.engine.cancel(recent[:1])
 
     def _shut_down(self) -> None:
         node = self.some_node()
@@ -479,6 +548,9 @@ class ClusterWorld:
         sidecar = self.some_node().sidecar
         if sidecar is not None:
             sidecar.stop(self.delay(10 * MS, 2 * LEASE_NS))
+
+    def _freeze(self) -> None:
+        self.some_node().freeze(self.delay(10 * MS, 2 * LEASE_NS))
 
     def _pause(self) -> None:
         node = self.some_node()

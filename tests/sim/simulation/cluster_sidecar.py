@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from msgspec import to_builtins
-
 from musterd.ipc.wire.messages import TaskDeclaration
 from musterd.ipc.wire.node_messages import Attempt, AttemptEnd
 from musterd.ipc.wire.node_messages import Held as WireHeld
@@ -253,10 +251,8 @@ class Sidecar:
 
     def _finish(self, ends: dict[Key, AttemptEnd]) -> Callable[[int], None]:
         world = self._world
-        told = self._engine.finish(self.tenure, [End(**to_end(end)) for end in ends.values()])
-        counted = {each.id for each in told}
-        for key in ends:
-            if key[0] in counted:
+        for key, end in ends.items():
+            if self._engine.finish(self.tenure, [to_end(end)]):
                 assert key not in world.counted, f"{key} counts twice"
                 world.counted[key] = None
 
@@ -319,10 +315,8 @@ class Sidecar:
             self._engine.leave(self.tenure)
 
 
-def to_end(end: AttemptEnd) -> dict[str, Any]:
-    fields = {name: getattr(end, name) for name in AttemptEnd.__struct_fields__}
-    assert to_builtins(end), "it can be encoded"
-    return fields
+def to_end(end: AttemptEnd) -> End:
+    return End(**{name: getattr(end, name) for name in AttemptEnd.__struct_fields__})
 
 
 def to_attempt(grant: Grant, sent_ns: int) -> Attempt:

@@ -217,6 +217,25 @@ def test_an_attempt_that_has_expired_does_not_begin() -> None:
     assert kinds(answer) == [("late", "untouched"), ("b", "untouched")]
 
 
+def test_no_late_event_lets_an_attempt_begin_after_its_expiry() -> None:
+    """The clock is past the expiry, and its timer has not been called."""
+    node = Node()
+    node.join()
+    node.grant(attempt("a"), attempt("b", expires_at_ns=node.now_ns + SECOND_NS))
+    node.now_ns += SECOND_NS
+    answer = node.complete(1, 1)
+    assert not leases_of(answer)
+    assert kinds(answer) == [("a", "succeeded"), ("b", "untouched")]
+
+
+def test_an_attempt_that_is_given_back_in_time_expires_here() -> None:
+    node = Node()
+    node.join()
+    node.grant(attempt("a", expires_at_ns=node.now_ns + MILLISECOND_NS))
+    node.wait(2 * MILLISECOND_NS)
+    assert kinds(node.exit(1, lease=0)) == [("a", "untouched")]
+
+
 def test_an_attempt_of_a_task_that_the_code_lacks_goes_back() -> None:
     node = Node()
     node.join()
@@ -238,6 +257,18 @@ def test_an_attempt_that_finds_no_worker_goes_back() -> None:
     node.grant(attempt("a"), attempt("b"))
     assert kinds(node.wait(HOLD_NS - 1)) == []
     assert kinds(node.wait(1)) == [("b", "untouched")]
+
+
+def test_tasks_that_turn_out_to_be_long_are_wanted_one_by_one() -> None:
+    node = Node()
+    node.join()
+    node.grant(attempt("tiny"))
+    node.complete(1, 1, run_ns=MILLISECOND_NS // 4)
+    node.grant(attempt("a"), attempt("b"), attempt("c"), request=2)
+    assert of(actions.RecallLeases, node.wait(STALL_NS))
+    node.tell(events.LeasesReturned(1, [3, 4]))
+    assert kinds(node.wait(HOLD_NS)) == [("b", "untouched"), ("c", "untouched")]
+    assert wants(node.fail(1, 2, PERMANENT)) == [1]
 
 
 def test_a_paused_pool_gives_back_what_waits_and_wants_nothing() -> None:
@@ -371,6 +402,13 @@ def test_no_late_event_lets_an_attempt_begin_after_the_lease() -> None:
     answer = node.complete(1, 1)
     assert not leases_of(answer)
     assert kinds(answer) == [("a", "succeeded"), ("b", "untouched")]
+
+
+def test_a_node_without_a_tenure_has_no_lease() -> None:
+    node = Node()
+    node.join()
+    assert wants(node.tell(events.MembershipTold(0, 0))) == [0]
+    assert kinds(node.grant(attempt())) == [("t", "untouched")]
 
 
 def test_a_window_is_recalled_when_the_lease_is_over() -> None:
