@@ -120,7 +120,7 @@ class ActionRunner:
             actions.TellChanges: lambda a: clients.newest_changes(a.peer, a.changes),
             actions.TellProgress: lambda a: clients.progress(a.peers, a.note),
             actions.FindState: self._find_state,
-            actions.AnswerState: lambda a: workers.answer_state(a.worker, a.request, None),
+            actions.AnswerState: lambda a: workers.answer_state(a.worker, a.request, None, a.error),
             actions.AnswerLock: self._answer_lock,
             actions.AnswerWait: self._answer_wait,
             actions.StartForkServer: self._start_fork_server,

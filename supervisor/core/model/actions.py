@@ -306,10 +306,11 @@ class FindState(Action, frozen=True):
 
 
 class AnswerState(Action, frozen=True):
-    """Tell the worker that its state is saved."""
+    """Tell the worker that its state is saved, or why there is none."""
 
     worker: int
     request: int
+    error: str = ""
 
 
 class AnswerLock(Action, frozen=True):

@@ -24,6 +24,8 @@ PROGRESS_REPORT_NS = 1 * SECOND_NS  # between two entries of one task in `muster
 # Names locked at once. Running tasks hold them, so this is far beyond any fleet; the limit stops a
 # handler that makes up a new name for every page.
 LOCKS_MAX = 10_000
+# What is kept on one machine would mislead handlers that run on several.
+NOT_SHARED = "pools of a cluster have no state and no locks that handlers share yet"
 WAITERS_MAX = 1_000  # for one lock: as many as a pool may have workers
 
 
@@ -111,13 +113,20 @@ class HandlerRequests:
     # -- state --------------------------------------------------------------------------------
 
     def state_wanted(self, event: events.StateWanted) -> None:
-        if event.worker in self._state.workers:
+        if self._keeps_state(event):
             self._ledger.tell(FindState(event.worker, event.request, STATE, event.key))
 
     def state_given(self, event: events.StateGiven) -> None:
-        if event.worker in self._state.workers:
+        if self._keeps_state(event):
             self._ledger.remember(STATE, event.key, event.value, ttl_ns=event.ttl_ns)
             self._ledger.tell(AnswerState(event.worker, event.request))
+
+    def _keeps_state(self, event: events.StateWanted | events.StateGiven) -> bool:
+        """Return whether the state of this worker is ours to keep; refuse it otherwise."""
+        slot = self._state.workers.get(event.worker)
+        if slot is not None and slot.pool.policy.clustered:
+            self._state.out.append(AnswerState(event.worker, event.request, NOT_SHARED))
+        return slot is not None and not slot.pool.policy.clustered
 
     # -- locks --------------------------------------------------------------------------------
 
@@ -128,7 +137,9 @@ class HandlerRequests:
         slot, task = found
         name = f"{slot.name} (task {task.spec.id})"
         lock = self.locks.get(event.name)
-        if lock is None and len(self.locks) < LOCKS_MAX:
+        if slot.pool.policy.clustered:
+            self._refuse(event, NOT_SHARED)
+        elif lock is None and len(self.locks) < LOCKS_MAX:
             self.locks[event.name] = Lock(event.lease, name)
             self._note(event)
             self._state.out.append(AnswerLock(event.worker, event.request, True))
