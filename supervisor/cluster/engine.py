@@ -48,6 +48,7 @@ HISTORY_MAX = 10  # failed attempts that a task remembers
 GOOD_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # a site that was shut for longer has changed
 QUEUE_FULL_RETRY_NS = SECOND_NS  # how full a queue is, is counted once a second
 PROGRESS_GAP_NS = SECOND_NS  # between two reports of one task
+ENDED_MAX = 1000  # ids that `ended` tells at once
 
 
 class EngineError(MusterdError):
@@ -207,10 +208,14 @@ class Told(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """Ids that ended since the call before; `after` is for the next call."""
+    """Ids that ended since the call before; `after` is for the next call.
+
+    `more`: these are not all of them, and the next call may tell some at once.
+    """
 
     ids: tuple[str, ...]
     after: str
+    more: bool = False
 
 
 class Fetched(Struct, frozen=True):
@@ -333,13 +338,19 @@ class Engine(Protocol):
     def join(self, card: NodeCard) -> Joined:
         """Begin a tenure; the claims of this identity's last one go back at once."""
 
+    def redeclare(self, tenure: int, card: NodeCard) -> None:
+        """Say anew what a node is called, how long its lease is and what it has.
+
+        Its tenure and its claims stay. It is no heartbeat.
+        """
+
     def rejoin(self, tenure: int, running: Sequence[Held]) -> list[str]:
         """Register all running claims of a node; return the ids that are lost.
 
         After a restart of the server nothing is granted to anybody before each live node has done
         this. Whatever else the tenure has goes back: it was granted in an answer that never
-        arrived, or to a sidecar that is dead. Ends are to be finished before, and not called
-        running: a claim that was forgotten would be made again.
+        arrived, or to a sidecar that is dead. An end that may have been heard of is to be finished
+        before, and not called running: a claim that is over would be made again, and count twice.
         """
 
     def release(self, tenure: int, known: Sequence[Held]) -> int:
@@ -371,7 +382,9 @@ class Engine(Protocol):
     def finish(self, tenure: int, ends: Sequence[End]) -> list[Told]:
         """End attempts; what is not in the answer did not count."""
 
-    def ended(self, waiter: int, after: str = "") -> Ended: ...
+    def ended(self, waiter: int, after: str = "", limit: int = ENDED_MAX) -> Ended:
+        """Tell some of the ids that ended for a waiter since `after`, each once."""
+
     def look_up(self, ids: Sequence[str]) -> list[Outcome]: ...
     def fetch(self, ids: Sequence[str], bytes_max: int) -> Fetched:
         """Look at tasks, and read results of at most so many bytes; -1: read none."""

@@ -31,6 +31,7 @@ from musterd.supervisor.cluster.columns import (
 )
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
+    ENDED_MAX,
     ChangeNote,
     ClusterPolicy,
     Count,
@@ -75,6 +76,7 @@ from musterd.supervisor.cluster.rows import (
 )
 
 ASKED = -1  # a claimed task that was cancelled: its node ends it
+LOST = -1  # a claim that is not the node's any more
 PARTS = ("expire", "pay", "ready", "repair", "shut", "tidy")  # of a tick, each its own transaction
 REFUSALS = {"MU001": Fenced, "MU002": NameTaken, "MU003": PolicyChanged}
 # The transaction was undone, and may be tried again: deadlock, serialization, a lock not had, a
@@ -169,33 +171,22 @@ class PostgresEngine:
     # -- nodes --------------------------------------------------------------------------------
 
     def join(self, card: NodeCard) -> Joined:
-        pools, tasks = card.pools, [(p.name, task) for p in card.pools for task in p.tasks]
-        rows = self._call(
-            "join_1",
-            card.identity,
-            card.name,
-            card.lease_ns,
-            card.software,
-            _pack(card),
-            [each.name for each in pools],
-            [each.queue_size for each in pools],
-            [each.aging_ns for each in pools],
-            [each.max_crashes for each in pools],
-            [each.cache_ns for each in pools],
-            [each.debounce_ns for each in pools],
-            [f"{pool}.{task.method}" for pool, task in tasks],
-            [task.fallback_on for _, task in tasks],
-            [task.cache_ns for _, task in tasks],
-            [task.debounce_ns for _, task in tasks],
-        )
+        rows = self._call("join_1", card.identity, *_declared(card))
         wakes = Wakes()
         tell([row[3:] for row in rows], wakes)
         self._wake(wakes)
         return Joined(*rows[0][:3])
 
+    def redeclare(self, tenure: int, card: NodeCard) -> None:
+        self._call("redeclare_1", tenure, *_declared(card))
+
     def rejoin(self, tenure: int, running: Sequence[Held]) -> list[str]:
         ids, claims = [each.id for each in running], [each.claim for each in running]
-        return [row[0] for row in self._call("rejoin_1", tenure, ids, claims)]
+        rows = self._call("rejoin_1", tenure, ids, claims)
+        wakes = Wakes()
+        tell([row for row in rows if row[2] != LOST], wakes)
+        self._wake(wakes)
+        return [row[0] for row in rows if row[2] == LOST]
 
     def release(self, tenure: int, known: Sequence[Held]) -> int:
         ids, claims = [each.id for each in known], [each.claim for each in known]
@@ -311,9 +302,9 @@ class PostgresEngine:
         self._wake(wakes)
         return told
 
-    def ended(self, waiter: int, after: str = "") -> Ended:
-        [(now, ids)] = self._call("ended_1", waiter, after)
-        return Ended(tuple(ids or ()), now)
+    def ended(self, waiter: int, after: str = "", limit: int = ENDED_MAX) -> Ended:
+        [(now, ids, more)] = self._call("ended_1", waiter, after, limit)
+        return Ended(tuple(ids or ()), now, more)
 
     def look_up(self, ids: Sequence[str]) -> list[Outcome]:
         return [outcome(*row) for row in self._call("look_up_1", list(ids))]
@@ -454,3 +445,24 @@ class PostgresEngine:
     def statistics(self) -> Statistics:
         [(oldest_ns, dead, live_bytes)] = self._call("statistics_1")
         return Statistics(oldest_ns, dead, live_bytes, tuple(self.counts()))
+
+
+def _declared(card: NodeCard) -> tuple[object, ...]:
+    """Return what a node says of itself, as join_1 and redeclare_1 take it."""
+    pools, tasks = card.pools, [(p.name, task) for p in card.pools for task in p.tasks]
+    return (
+        card.name,
+        card.lease_ns,
+        card.software,
+        _pack(card),
+        [each.name for each in pools],
+        [each.queue_size for each in pools],
+        [each.aging_ns for each in pools],
+        [each.max_crashes for each in pools],
+        [each.cache_ns for each in pools],
+        [each.debounce_ns for each in pools],
+        [f"{pool}.{task.method}" for pool, task in tasks],
+        [task.fallback_on for _, task in tasks],
+        [task.cache_ns for _, task in tasks],
+        [task.debounce_ns for _, task in tasks],
+    )

@@ -3,7 +3,9 @@
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from typing import cast
 
 import psycopg
 import pytest
@@ -12,6 +14,7 @@ from rig import UNWELL, Rig, end, pool, want
 
 from musterd.ipc.resilience.policy import SECOND_NS, BreakerPolicy
 from musterd.ipc.wire.messages import CANCELLED, FAILED, SUCCEEDED
+from musterd.supervisor.cluster import checks
 from musterd.supervisor.cluster.engine import (
     ClusterPolicy,
     EngineAway,
@@ -22,7 +25,7 @@ from musterd.supervisor.cluster.engine import (
 from musterd.supervisor.cluster.migrate import migrate
 from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
-from support.waiting import Waiting
+from support.waiting import Waiting, wait_for
 
 HOUR = 3600
 
@@ -295,6 +298,35 @@ def test_an_end_is_told_whatever_the_order_of_the_transactions(cluster: Cluster)
     assert rig.engine.ended(5, again.after).ids == ()
 
 
+def test_portions_of_ends_miss_none_that_is_committed_between_them(cluster: Cluster) -> None:
+    rig = cluster.rig()
+    a = rig.join()
+    ids = rig.submit(*rig.tasks(9), waiter=5)
+    grants = rig.claim(a, 9)
+    early = psycopg.connect(cluster.url)
+    early.execute("SELECT pg_current_xact_id()")
+    early.execute(
+        "SELECT * FROM musterd.finish_1(%s, ARRAY[%s], ARRAY[%s::bigint], ARRAY[0::smallint], "
+        "NULL, ARRAY[1::bigint], NULL, NULL, ARRAY[false], ARRAY[0::bigint], ARRAY[-1::bigint], "
+        "ARRAY[0::bigint], NULL, NULL)",
+        (a, grants[0].id, grants[0].claim),
+    )
+    for grant in grants[1:7]:
+        rig.finish(a, grant)
+    first = rig.engine.ended(5, limit=4)
+    assert (len(first.ids), first.more) == (4, True)
+    early.commit()  # its number is lower than that of all others
+    early.close()
+    rig.finish(a, *grants[7:])
+    heard, after, more = [*first.ids], first.after, True
+    while more:
+        told = rig.engine.ended(5, after, limit=4)
+        heard, after, more = [*heard, *told.ids], told.after, told.more
+    told = rig.engine.ended(5, after)
+    assert (sorted([*heard, *told.ids]), told.more) == (sorted(ids), False)
+    assert rig.engine.ended(5, told.after).ids == ()
+
+
 def test_a_connection_younger_than_the_lease_reaps_nobody(cluster: Cluster) -> None:
     rig = cluster.rig()
     rig.join("a", lease=30)
@@ -305,15 +337,27 @@ def test_a_connection_younger_than_the_lease_reaps_nobody(cluster: Cluster) -> N
 
 
 def test_a_database_that_is_gone_is_said_and_comes_back(cluster: Cluster) -> None:
+    """In the middle of a call it is said; a connection that was closed before is opened again."""
     rig = cluster.rig()
     a = rig.join()
-    cluster.sql(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE application_name = 'musterd' AND datname = %s",
-        cluster.name,
-    )
-    with pytest.raises(EngineAway):
-        rig.engine.beat(a)
+    ours = "FROM pg_stat_activity WHERE application_name = 'musterd' AND datname = %s"
+
+    def end_sessions() -> None:
+        cluster.sql(f"SELECT pg_terminate_backend(pid) {ours}", cluster.name)
+
+    with psycopg.connect(cluster.url) as blocking, ThreadPoolExecutor(1) as threads:
+        blocking.execute(f"LOCK TABLE {cluster.schema}.node IN EXCLUSIVE MODE")
+        beat = threads.submit(rig.engine.beat, a)
+        waits = f"SELECT {ours} AND wait_event_type = 'Lock'"
+        wait_for("the call waits", lambda: cluster.sql(waits, cluster.name))
+        end_sessions()
+        with pytest.raises(EngineAway):
+            beat.result(timeout=60)
+    rig.engine.beat(a)
+    end_sessions()
+    connection = cast(PostgresEngine, rig.engine)._connection
+    assert connection is not None
+    wait_for("the connection is closed", lambda: checks.is_stale(connection))
     rig.engine.beat(a)
 
 

@@ -18,7 +18,7 @@ SUBMIT = {
 }
 NODE = SUBMIT | {
     *("join_1", "rejoin_1", "beat_1", "leave_1", "reap_1", "claim_1", "begun_1", "finish_1"),
-    *("release_1",),
+    *("release_1", "redeclare_1"),
     *("progress_1", "tick_1", "retain_1", "state_load_1", "state_save_1", "lock_take_1"),
     *("lock_release_1", "due_1", "settle_1", "policy_1", "invalidate_1", "counts_1"),
     *("statistics_1", "nodes_1", "sites_1", "find_1"),
