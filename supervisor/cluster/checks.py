@@ -1,6 +1,8 @@
 """What is looked at before a database is used: each refusal says what is wrong and what to do."""
 
+import contextlib
 import select
+from typing import Any
 from urllib.parse import urlsplit
 
 import psycopg
@@ -11,8 +13,18 @@ from psycopg.conninfo import conninfo_to_dict
 from musterd.supervisor.cluster.engine import EngineRefused, EngineUnreached
 
 SERVER_MIN = 140000  # date_bin(), and multi-statement notifications that do not block
-CONNECT_SECONDS = 10
+# A connection whose other end is gone without a word is found out in seconds; without these, the
+# kernel waits for a quarter of an hour. What the URL says comes first.
+CONNECTION: dict[str, Any] = {
+    "connect_timeout": 10,
+    "application_name": "musterd",
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds
+}
 ALONE_TRIES, ALONE_SECONDS = 50, 0.1  # for the end of a former session
+LIFE_BITS = 24
 POOLER_TRIES = 5  # a pooler that has several idle connections may give another one
 
 Connection = psycopg.Connection[tuple[object, ...]]
@@ -26,12 +38,12 @@ class SchemaVersion(Struct, frozen=True):
 def connect(url: str) -> Connection:
     """Open a connection. No password is in the error."""
     try:
+        given = conninfo_to_dict(url)
         return psycopg.connect(
             url,
             autocommit=True,
             prepare_threshold=0,
-            connect_timeout=CONNECT_SECONDS,
-            application_name="musterd",
+            **{key: value for key, value in CONNECTION.items() if key not in given},
         )
     except psycopg.OperationalError as error:
         raise EngineUnreached(f"PostgreSQL at {place(url)} does not answer: {error}") from None
@@ -52,22 +64,30 @@ def is_stale(connection: Connection) -> bool:
 
 
 def be_alone(connection: Connection, number: int) -> None:
-    """Be the only session with this number; end another one, and what it is doing.
+    """End the sessions of former processes, and what they are doing; be known by this number.
+
+    The lowest LIFE_BITS of a number tell processes of one node apart. The sessions of one process
+    do not disturb each other.
 
     The call of a process that has died may still be under way in the server. A submit that comes
-    late would begin a task anew that was sent again meanwhile, and has ended.
+    late would begin a task anew that was sent again meanwhile, and has ended; a late claim would
+    hold tasks that nobody knows of; a late release would give back what was granted since.
     """
+    connection.execute("SELECT pg_advisory_lock_shared(%s)", (number,))
+    former = (
+        "FROM pg_locks l JOIN pg_database d ON d.oid = l.database "
+        "AND d.datname = current_database() WHERE l.granted AND l.locktype = 'advisory' "
+        "AND l.objsubid = 1 AND ((l.classid::bigint << 32) | l.objid::bigint) >> %s = %s "
+        "AND ((l.classid::bigint << 32) | l.objid::bigint) <> %s"
+    )
+    which = (LIFE_BITS, number >> LIFE_BITS, number)
     for _ in range(ALONE_TRIES):
-        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
-        if row is not None and row[0]:
+        if connection.execute(f"SELECT {former} LIMIT 1", which).fetchone() is None:
             return
-        connection.execute(
-            "SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_database d "
-            "ON d.oid = l.database AND d.datname = current_database() WHERE l.granted "
-            "AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.classid::bigint = %s "
-            "AND l.objid::bigint = %s",
-            (number >> 32, number & 0xFFFFFFFF),
-        )
+        with contextlib.suppress(
+            psycopg.errors.InsufficientPrivilege
+        ):  # of another user: waited for
+            connection.execute(f"SELECT pg_terminate_backend(l.pid) {former}", which)
         connection.execute("SELECT pg_sleep(%s)", (ALONE_SECONDS,))
     connection.close()
     raise EngineUnreached("a former session of this node does not end")

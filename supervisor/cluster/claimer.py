@@ -3,14 +3,21 @@
 Pure: `handle(now_ns, event)`. On one side is the supervisor of this machine, which wants attempts
 and runs them (ipc/wire/node_messages.py); on the other the engine.
 
-    membership   join ─► beat, beat, ...; a beat brings cancels, and the epoch of the server
+    membership   join ─► beat, beat, ...; a beat brings cancels, and the epoch of the server;
+                 other pools are declared within the tenure
     claims       at once when something is wanted and may be there; up to CLAIM_MAX together
     ends         in batches, until the engine has heard of them; `begun` and progress behind them
     time         tick, reap and retain: every node does it, and one of them is enough
 
 A sidecar that takes over goes on with the tenure of the one before. What is held is known from the
 supervisor. Claims that the supervisor does not know of (a claim's answer was lost) are given back
-before anything else is claimed. After a restart of the server the claims are registered again.
+before anything else is claimed. After a restart of the server the claims are registered again. An
+end that may have been told already is told again before that: its task may be queued for the next
+attempt, and must not be taken for one whose claim was forgotten.
+
+A name that another node has is waited for until that node's lease is over. If it is heard of
+meanwhile it is alive: a daemon that was never a member then ends (NameInUse). One that was a member
+keeps trying, and serves its clients.
 
 While the engine is away ends wait: the supervisor bounds them, and wants nothing when it has too
 many. `until_ns` of the membership is counted from before the call that prolonged it.
@@ -24,9 +31,14 @@ from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
-from musterd.ipc.wire.messages import BATCH_BYTES_MAX
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.calls import Lane
+from musterd.supervisor.cluster.node_cards import (
+    attempt_of,
+    engine_card,
+    portions_of,
+    without_places,
+)
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -44,8 +56,14 @@ CLAIM_POLL_NS = SECOND_NS  # behind NOTIFY, which may be lost
 TICK_NS = SECOND_NS // 2
 REAP_NS = 2 * SECOND_NS
 RETAIN_NS = 600 * SECOND_NS  # partitions for ended tasks are made hours ahead
+AWAY_NS = 5 * SECOND_NS  # an engine that answers later is away
 DAY_NS = 86_400 * SECOND_NS
+NEVER_NS = 2**63
 MARKS_NS = SECOND_NS  # between two reports of progress
+PLACES_NS = 10 * SECOND_NS  # between two declarations that differ in places alone
+DECLARE_NS = 5 * SECOND_NS  # after a declaration that failed: heartbeats come between
+TAKEN_NS = SECOND_NS // 2  # between two attempts to have a name that another node has
+LEASE_NS_MIN = 5 * SECOND_NS  # of every node (config/cluster.py)
 BEGUN_NS = SECOND_NS // 5  # begun attempts are told together
 
 Pair = tuple[str, int]  # the id of a task, and the claim
@@ -61,11 +79,17 @@ class Left(Struct, frozen=True):
     """The node has left the cluster: the process may end."""
 
 
+class NameInUse(Struct, frozen=True):
+    """Another live node has this node's name: the daemon ends."""
+
+    reason: str
+
+
 class Leave(Struct, frozen=True):
     """The process is to end (an event)."""
 
 
-Action = Call | Tell | Left | actions.Report
+Action = Call | Tell | Left | NameInUse | actions.Report
 
 
 class Claimer:
@@ -80,15 +104,20 @@ class Claimer:
         # What the supervisor has still to tell before it is known what this node holds.
         self._more = True
         self._unheard = 0  # ends
-        self._leaving = False
+        self._was_member = False
+        self._leaving = self._has_left = False
         # Membership.
         self.tenure = 0
         self._epoch = ""  # of the server at which the claims are registered; "": not known
+        self._due_epoch = ""  # of the server at which they are to be registered
         self._until_ns = 0
         self._away = False
         self._draining = False
         self._declared: tuple[wire.PoolCard, ...] | None = None  # what the engine knows
+        self._declaring: tuple[wire.PoolCard, ...] | None = None
+        self._declare_at_ns = 0
         self._cards: tuple[wire.PoolCard, ...] | None = None
+        self._taken_since_ns: int | None = None  # since when the name is known to be another's
         self._unsure = False  # there may be claims of ours that nobody knows of
         self._beat_at_ns = 0
         # Attempts.
@@ -100,6 +129,7 @@ class Claimer:
         self._claim_at_ns = 0
         self._woken = False
         self._ends: deque[wire.AttemptEnd] = deque()
+        self._tried = 0  # of them, the first ones: the engine may have heard of these
         self._finishing: list[wire.AttemptEnd] = []
         self._begun: dict[Pair, None] = {}
         self._begun_at_ns = 0
@@ -124,21 +154,35 @@ class Claimer:
                 self._beat_at_ns = now_ns
             case Leave():
                 self._leaving = True
-                if not self.tenure:
-                    self._out.append(Left())
             case events.Ticked():
                 pass
             case _:
                 self._hear(event)
         self._go_on()
+        self._end_if_it_may()
         out, self._out = self._out, []
         return out
+
+    def _end_if_it_may(self) -> None:
+        """End the process when there is nobody to leave, or somebody who goes on.
+
+        What runs belongs to the tenure: the next sidecar goes on with it. An engine that is away
+        is not waited for.
+        """
+        told = not self._ends and not self._finishes.ticket
+        if self._leaving and not self._has_left and self._running_or_away(told):
+            self._has_left = True
+            self._out.append(Left())
+
+    def _running_or_away(self, told: bool) -> bool:
+        return not self.tenure or self._away or (told and bool(self._held))
 
     def _hear(self, message: object) -> None:
         """Hear the supervisor."""
         match message:
-            case wire.Greeting(_, tenure, held, unconfirmed, more):
+            case wire.Greeting(_, tenure, held, unconfirmed, more, member):
                 self.tenure, self._more, self._unheard = tenure, more, unconfirmed
+                self._was_member = member
                 self._unsure = tenure != 0
                 self._hold(held)
             case wire.Holds(held, more):
@@ -146,14 +190,14 @@ class Claimer:
                 self._hold(held)
             case wire.Pools(cards):
                 self._cards = cards
-                if self.tenure and self._declared is None:  # the sidecar before has joined with it
-                    self._declared = cards
             case wire.Want(_, pool):
                 self._wants[pool] = message
                 self._claim_at_ns = self._now_ns
             case wire.Finish(ends):
                 self._hold(wire.Held(end.id, end.claim) for end in ends)
                 self._ends.extend(ends)
+                if self._unheard > 0:  # the sidecar before may have told them
+                    self._tried += len(ends)
                 self._unheard -= len(ends)
             case wire.Begun(held):
                 self._begun.update({(each.id, each.claim): None for each in held})
@@ -164,19 +208,25 @@ class Claimer:
 
     def next_deadline(self) -> int | None:
         """Return when to come back with Ticked, if nothing happens before."""
-        return min(
-            (
-                max(at_ns, lane.not_before_ns)
-                for lane, at_ns, _ in self._wanted_calls()
-                if not lane.ticket
-            ),
-            default=None,
-        )
+        due = [
+            max(at_ns, lane.not_before_ns)
+            for lane, at_ns, _ in self._wanted_calls()
+            if not lane.ticket
+        ]
+        due_ns = min([*due, self._silent_at_ns()])
+        return due_ns if due_ns < NEVER_NS else None
+
+    def _silent_at_ns(self) -> int:
+        """Return when an engine that answers nothing is away."""
+        member = self._member
+        silent = self.tenure and member.ticket and not self._away
+        return member.called_ns + AWAY_NS if silent else NEVER_NS
 
     def validate(self) -> None:
         """Check what must hold between two events."""
         assert self._cancelled.keys() <= self._held.keys()
         assert bool(self._finishing) == bool(self._finishes.ticket)
+        assert 0 <= self._tried <= len(self._ends)
         pending = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
         assert not self.tenure or pending <= self._held.keys()
 
@@ -191,7 +241,7 @@ class Claimer:
                 yield self._member, 0, self._join
             return
         yield self._member_call()
-        if self._ends:
+        if self._ends and (self._epoch or self._tried):
             yield self._finishes, 0, self._finish
         if self._begun:
             yield self._notes, self._begun_at_ns, self._tell_begun
@@ -205,15 +255,21 @@ class Claimer:
 
     def _member_call(self) -> tuple[Lane, int, Callable[[], None]]:
         member, idle = self._member, not self._claims.ticket
-        if self._leaving and not self._ends and not self._finishes.ticket:
+        if self._leaving and not self._ends and not self._finishes.ticket and not self._held:
             return member, 0, self._leave
-        if self._card_is_stale and not self._held and idle:
-            return member, 0, self._join
+        declare_at_ns = self._redeclare_at_ns()
+        if declare_at_ns is not None and declare_at_ns <= self._beat_at_ns:
+            return member, declare_at_ns, self._redeclare
+        if self._due_epoch and idle and not self._finishes.ticket and not self._tried:
+            return member, 0, self._rejoin
         if self._epoch and self._unsure and idle:
             return member, 0, self._release
         return member, self._beat_at_ns, self._beat
 
     def _go_on(self) -> None:
+        if self._now_ns >= self._silent_at_ns():
+            self._away = True
+            self._tell_membership()
         for lane, at_ns, make in list(self._wanted_calls()):
             if not lane.ticket and self._now_ns >= max(at_ns, lane.not_before_ns):
                 make()
@@ -245,10 +301,14 @@ class Claimer:
         if lane is self._claims:
             self._unsure = True  # it may have happened
         elif lane is self._finishes:
+            self._tried += len(self._finishing)
             self._ends.extendleft(reversed(self._finishing))
             self._finishing = []
         if event.fenced:
             self._lose_all(event.reason)
+        elif event.taken_ns is not None:
+            self._name_is_taken(event.reason, event.taken_ns)
+            return
         elif event.refused:
             self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
         if not event.fenced and lane is self._member and not self._away:
@@ -257,31 +317,59 @@ class Claimer:
 
     # -- membership ---------------------------------------------------------------------------
 
-    @property
-    def _card_is_stale(self) -> bool:
-        """Whether the engine must be told of other pools. How many places they have may wait."""
-        if self._declared is None or self._cards is None:
-            return False  # the one before has told them
-        return _without_places(self._declared) != _without_places(self._cards)
+    def _redeclare_at_ns(self) -> int | None:
+        """Return when to declare the pools anew; None: the engine knows them."""
+        if self._cards is None or self._cards == self._declared:
+            return None
+        declared = self._declared
+        if declared is not None and without_places(declared) == without_places(self._cards):
+            return self._declare_at_ns + PLACES_NS
+        return self._declare_at_ns
+
+    def _new_card(self) -> engine.NodeCard:
+        assert self._cards is not None
+        self._declaring = self._cards
+        return structs.replace(self._card, pools=tuple(map(engine_card, self._cards)))
 
     def _join(self) -> None:
-        assert self._cards is not None
-        pools = tuple(map(_engine_card, self._cards))
-        self._declared = self._cards
-        self.tenure, self._epoch = 0, ""
-        self._call(self._member, self._joined, "join", structs.replace(self._card, pools=pools))
+        self._call(self._member, self._joined, "join", self._new_card())
 
     def _joined(self, result: object) -> None:
         assert isinstance(result, engine.Joined)
         self.tenure, self._epoch = result.tenure, result.epoch
+        self._was_member = True
         self._unsure = False
         self._claim_at_ns = self._now_ns
+        self._is_declared(None)
         self._is_alive()
 
+    def _redeclare(self) -> None:
+        self._declare_at_ns = self._now_ns + DECLARE_NS
+        self._call(self._member, self._is_declared, "redeclare", self.tenure, self._new_card())
+
+    def _is_declared(self, _result: object) -> None:
+        self._declared = self._declaring
+        self._declare_at_ns = self._now_ns
+        self._taken_since_ns = None
+
+    def _name_is_taken(self, reason: str, age_ns: int) -> None:
+        """Wait for the end of the other's lease, unless it is heard of meanwhile."""
+        name = self._card.name
+        if self._taken_since_ns is None:
+            self._taken_since_ns = self._now_ns
+            why = f"{reason}; this node waits until its lease is over"
+            self._out.append(actions.Report("cluster.name_taken", "error", reason=why))
+        elif age_ns < self._now_ns - self._taken_since_ns and not self._was_member:
+            why = f"{reason}, on another machine: give each its own name with cluster.node"
+            self._out.append(NameInUse(f"the name '{name}' is taken: {why}"))
+        self._member.not_before_ns = self._now_ns + TAKEN_NS
+
     def _is_alive(self) -> None:
-        called_ns = self._member.called_ns
-        self._until_ns = called_ns + self._card.lease_ns
-        self._beat_at_ns = called_ns + min(BEAT_NS, self._card.lease_ns // 4)
+        called_ns, lease_ns = self._member.called_ns, self._card.lease_ns
+        if self._declared is None:  # the sidecar before had another configuration, maybe
+            lease_ns = min(lease_ns, LEASE_NS_MIN)
+        self._until_ns = called_ns + lease_ns
+        self._beat_at_ns = called_ns + min(BEAT_NS, lease_ns // 4)
         self._away = False
         self._tell_membership()
 
@@ -297,22 +385,24 @@ class Claimer:
         self._draining = result.draining
         self._is_alive()
         if result.epoch != self._epoch:
-            epoch, self._epoch = result.epoch, ""
-            held = self._held_list(engine.Held)
-            self._call(
-                self._member, lambda lost: self._rejoined(lost, epoch), "rejoin", self.tenure, held
-            )
+            self._epoch, self._due_epoch = "", result.epoch
         cancelled = [pair for pair in self._pairs_of(result.cancel) if pair not in self._cancelled]
         self._cancelled.update(dict.fromkeys(cancelled))
         self._tell_pairs(wire.CancelAttempts, cancelled)
 
-    def _rejoined(self, result: object, epoch: str) -> None:
+    def _rejoin(self) -> None:
+        """Register what is held: no claim is under way, and no end is told meanwhile."""
+        held = self._held_list(engine.Held)
+        self._call(self._member, self._rejoined, "rejoin", self.tenure, held)
+
+    def _rejoined(self, result: object) -> None:
         assert isinstance(result, list)
-        self._epoch = epoch
+        self._epoch, self._due_epoch = self._due_epoch, ""
+        self._unsure = False  # whatever else the tenure had went back
         self._claim_at_ns = self._now_ns
         lost = self._pairs_of(result)
         pending = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
-        # An end that is told already may be what made it "lost": that one is confirmed as usual.
+        # What has ended meanwhile is confirmed as usual, and does not count.
         self._drop([pair for pair in lost if pair not in pending])
 
     def _release(self) -> None:
@@ -334,10 +424,10 @@ class Claimer:
         self._out.append(actions.Report("cluster.fenced", "warning", reason=reason))
         ends = [*self._finishing, *self._ends]
         self._ends.clear()
-        self._finishing = []
+        self._finishing, self._tried = [], 0
         # What is under way belongs to the tenure that is over: its answers mean nothing.
         self._member, self._claims, self._finishes, self._notes = Lane(), Lane(), Lane(), Lane()
-        self.tenure, self._epoch, self._declared = 0, "", None
+        self.tenure, self._epoch, self._due_epoch, self._declared = 0, "", "", None
         self._begun, self._marks = {}, {}
         self._unsure = False
         self._confirm(ends)
@@ -345,11 +435,10 @@ class Claimer:
         self._tell_membership()
 
     def _leave(self) -> None:
-        self._call(self._member, self._has_left, "leave", self.tenure)
+        self._call(self._member, self._left, "leave", self.tenure)
 
-    def _has_left(self, _result: object) -> None:
+    def _left(self, _result: object) -> None:
         self.tenure = 0
-        self._out.append(Left())
 
     # -- attempts -----------------------------------------------------------------------------
 
@@ -396,7 +485,7 @@ class Claimer:
 
     @property
     def _may_claim(self) -> bool:
-        if self._unsure or not self._epoch or self._draining or self._card_is_stale:
+        if self._unsure or not self._epoch or self._draining:
             return False
         return self._now_ns < self._until_ns
 
@@ -421,13 +510,13 @@ class Claimer:
         pools: dict[str, list[wire.Attempt]] = {}
         for grant in result:
             assert isinstance(grant, engine.Grant)
-            attempt = _attempt(grant, self._claims.called_ns)
+            attempt = attempt_of(grant, self._claims.called_ns)
             pools.setdefault(grant.spec.name.partition(".")[0], []).append(attempt)
             self._held[grant.id, grant.claim] = None
         for pool, attempts in pools.items():
             self._sent[pool] = self._sent.get(pool, 0) + len(attempts)
             request = self._wants.pop(pool).request if pool in self._wants else 0
-            for part in _portions(attempts):
+            for part in portions_of(attempts):
                 self._tell(wire.Granted(request, pool, part))
         if pools:  # others may have more
             self._claim_at_ns = self._now_ns
@@ -435,12 +524,14 @@ class Claimer:
     # -- ends ---------------------------------------------------------------------------------
 
     def _finish(self) -> None:
+        most = min(FINISH_MAX, len(self._ends) if self._epoch else self._tried)
         size = 0
-        while self._ends and len(self._finishing) < FINISH_MAX:
+        while self._ends and len(self._finishing) < most:
             size += self._ends[0].size
             if self._finishing and size > FINISH_BYTES:
                 break
             self._finishing.append(self._ends.popleft())
+        self._tried = max(0, self._tried - len(self._finishing))
         ends = [engine.End(*structs.astuple(end)) for end in self._finishing]
         self._call(self._finishes, self._finished, "finish", self.tenure, ends)
 
@@ -481,47 +572,3 @@ class Claimer:
 
 
 def _nothing(_result: object) -> None: ...
-
-
-def _engine_card(card: wire.PoolCard) -> engine.PoolCard:
-    return engine.PoolCard(
-        card.name,
-        card.places,
-        card.tasks,
-        card.queue_size,
-        card.aging_ns,
-        card.max_crashes,
-        card.cache_ns,
-        card.debounce_ns,
-    )
-
-
-def _without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
-    return [structs.replace(card, places=0) for card in cards]
-
-
-def _attempt(grant: engine.Grant, called_ns: int) -> wire.Attempt:
-    """Return the grant for the supervisor, with instants of this machine's clock."""
-    return wire.Attempt(
-        grant.spec,
-        grant.claim,
-        grant.attempt,
-        grant.crashes,
-        grant.interruptions,
-        grant.policy,
-        called_ns + grant.expires_in_ns if grant.expires_in_ns else 0,
-    )
-
-
-def _portions(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:
-    """Cut attempts into messages of about BATCH_BYTES_MAX, at least one in each."""
-    portion: list[wire.Attempt] = []
-    size = 0
-    for attempt in attempts:
-        size += len(attempt.spec.args)
-        if portion and size > BATCH_BYTES_MAX:
-            yield portion
-            portion, size = [], len(attempt.spec.args)
-        portion.append(attempt)
-    if portion:
-        yield portion

@@ -72,7 +72,11 @@ class Fenced(EngineError):
 
 
 class NameTaken(EngineError):
-    """Another live node has this name."""
+    """Another live node has this name. It was heard of `beat_age_ns` ago."""
+
+    def __init__(self, message: str, beat_age_ns: int = 0) -> None:
+        super().__init__(message)
+        self.beat_age_ns = beat_age_ns
 
 
 class PolicyChanged(EngineError):

@@ -512,6 +512,7 @@ class Gateway:
     def _heard(self, result: Ended) -> None:
         first = self._after is None
         self._after = result.after
+        self._notified = self._notified or result.more
         if first:
             self._look_up(None)
             return

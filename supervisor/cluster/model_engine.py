@@ -91,7 +91,8 @@ class ModelEngine(Ends):
         for other in self.board.nodes.values():
             same = other.card.name == card.name and other.card.identity != card.identity
             if same and self._alive(other):
-                raise NameTaken(f"another node named '{card.name}' is alive")
+                age_ns = self.clock() - other.beat_ns
+                raise NameTaken(f"another node named '{card.name}' is alive", age_ns)
 
     def _declare(self, card: NodeCard) -> None:
         for pool in card.pools:

@@ -78,7 +78,8 @@ from musterd.supervisor.cluster.rows import (
 ASKED = -1  # a claimed task that was cancelled: its node ends it
 LOST = -1  # a claim that is not the node's any more
 PARTS = ("expire", "pay", "ready", "repair", "shut", "tidy")  # of a tick, each its own transaction
-REFUSALS = {"MU001": Fenced, "MU002": NameTaken, "MU003": PolicyChanged}
+NAME_TAKEN = "MU002"
+REFUSALS = {"MU001": Fenced, "MU003": PolicyChanged}
 # The transaction was undone, and may be tried again: deadlock, serialization, a lock not had, a
 # partition made at this moment (add_partitions).
 AGAIN = ("40P01", "40001", "55P03", "23514")
@@ -89,7 +90,7 @@ _pack = msgspec.msgpack.Encoder().encode
 
 class PostgresEngine:
     def __init__(self, url: str, schema: str = SCHEMA, *, alone: int = 0) -> None:
-        """`alone` is a number that one session has at a time: a former one is ended before."""
+        """`alone` is a number of the process: sessions of former ones are ended (checks.py)."""
         self._url = url
         self._alone = alone
         self._schema = schema
@@ -136,9 +137,12 @@ class PostgresEngine:
             raise self._refusal(error) from error
 
     def _refusal(self, error: psycopg.Error) -> EngineError:
+        why = error.diag.message_primary or ""
+        if error.sqlstate == NAME_TAKEN:
+            return NameTaken(why, int(error.diag.message_detail or 0))
         refusal = REFUSALS.get(error.sqlstate or "")
         if refusal is not None:
-            return refusal(error.diag.message_primary or "")
+            return refusal(why)
         lost = self._connection is None or self._connection.closed or self._connection.broken
         if lost or error.sqlstate in AGAIN or isinstance(error, psycopg.OperationalError):
             if lost:

@@ -21,6 +21,7 @@ class EngineFailed(Struct, frozen=True):
     refused: bool = False
     fenced: bool = False  # the tenure is over
     unsent: bool = False  # the call was not made
+    taken_ns: int | None = None  # the node's name is another's, who was heard of so long ago
 
 
 class Notified(Struct, frozen=True):

@@ -31,6 +31,7 @@ from musterd.ipc.wire.node_codec import decode_node
 from musterd.ipc.wire.node_messages import NODE_PROTOCOL, Pools, SidecarHello
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.cluster import claimer as claims
+from musterd.supervisor.cluster.checks import LIFE_BITS
 from musterd.supervisor.cluster.claimer import Claimer
 from musterd.supervisor.cluster.engine import EngineAway, EngineRefused, NodeCard
 from musterd.supervisor.cluster.gateway import Gateway
@@ -53,7 +54,7 @@ from musterd.supervisor.settings.node import NodeSettings
 from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
 from musterd.supervisor.sockets.declarations import Declarations
 
-EXIT_FAILED, EXIT_CONFIGURATION = 1, 78
+EXIT_FAILED, EXIT_NAME_TAKEN, EXIT_CONFIGURATION = 1, 69, 78
 BEAT_NS = 5_000_000_000  # a fraction of what the daemon waits for (core/workers/sidecar.py)
 SECOND_NS = 1_000_000_000
 LEAVE_NS = 2 * SECOND_NS  # for the last ends, when the daemon ends
@@ -61,6 +62,7 @@ LEAVE_NS = 2 * SECOND_NS  # for the last ends, when the daemon ends
 # is away.
 SERVE_NS = 5 * SECOND_NS
 IDENTITY_FILE = "node.id"  # in state_dir
+NODE_MASK = (1 << 39) - 1  # of the number under which sessions are known (cluster/checks.py)
 
 
 class Ended(Exception):
@@ -128,7 +130,8 @@ class Sidecar:
         self._gateway = Gateway(waiter, rng)
         card = NodeCard(identity, settings.node, settings.lease_ns, __version__)
         self._claimer = Claimer(card, rng, settings.keep_ns)
-        self._engines = Engines(url, waiter)
+        life = secrets.randbits(LIFE_BITS)
+        self._engines = Engines(url, ((waiter & NODE_MASK) << LIFE_BITS) | life)
         handed = socket.socket(fileno=settings.tasks_fd)
         self._clients = ClientPort(
             Path(settings.tasks_socket), secrets.token_hex(8), None, handed=handed
@@ -157,8 +160,6 @@ class Sidecar:
         while True:
             self._wait()
             self._engines.hear()
-            if self._engines.failed is not None:
-                raise Trouble(self._engines.failed.reason, self._engines.failed.code)
             self._hear_node()
             self._hear_clients()
             self._hear_clock()
@@ -299,8 +300,9 @@ class Sidecar:
                 case claims.Tell(message):
                     self._node.put(encode(message))
                 case claims.Left():
-                    if self.stopping:
-                        raise Ended
+                    raise Ended
+                case claims.NameInUse(reason):
+                    raise Trouble(reason, EXIT_NAME_TAKEN)
                 case actions.Report():
                     _report(action)
 

@@ -839,7 +839,8 @@ def test_a_node_declares_other_pools_within_its_tenure(rig: Rig) -> None:
     [view] = rig.engine.nodes()
     assert (view.tenure, view.claims, view.software, view.pools) == (a, 1, "0.2", card.pools)
     [gone] = rig.engine.submit([rig.task("extract")])
-    assert gone.rejection is not None and gone.rejection.code == UNKNOWN_TASK
+    assert gone.rejection is not None
+    assert gone.rejection.code == UNKNOWN_TASK
     rig.submit(*rig.tasks(10, method="fetch"), *rig.tasks(2, pool="q"))
     assert len(rig.engine.claim(a, [want(20, tasks=["fetch"]), want(20, "q")])) == 12
     assert [told.state for told in rig.finish(a, grant)] == [SUCCEEDED]

@@ -93,6 +93,7 @@ class Claims:
         self._feeds: dict[str, Feed] = {}
         self._connected = False
         self._tenure = 0
+        self._was_member = False
         self._until_ns = 0  # the end of the lease
         self._expiry_ns = NEVER_NS  # the soonest of the attempts that are here
         self._draining = False
@@ -112,6 +113,11 @@ class Claims:
     def settled(self) -> bool:
         """Whether nothing waits for the cluster, or nobody is there who could be waited for."""
         return not self._unconfirmed or not self._connected
+
+    @property
+    def away(self) -> bool:
+        """Whether the engine does not answer, as far as is known."""
+        return self._away or not self._tenure
 
     def follow(self) -> None:
         """Take over a changed policy."""
@@ -255,7 +261,8 @@ class Claims:
         self.disconnected(None)
         self._connected = True
         held = [_held(task) for task in self._claimed.values() if not _lost(task)]
-        self._state.out.append(GreetCluster(self._tenure, held, len(self._unconfirmed)))
+        unconfirmed = len(self._unconfirmed)
+        self._state.out.append(GreetCluster(self._tenure, held, unconfirmed, self._was_member))
         self._ends = list(self._unconfirmed.values())
         self._begun = [
             _held(task)
@@ -275,6 +282,7 @@ class Claims:
         if event.tenure != self._tenure:
             self._lose_all()
             self._tenure = event.tenure
+            self._was_member = True
         if event.away != self._away:
             self._away = event.away
             what = ("cluster.away", "warning") if event.away else ("cluster.back", "info")

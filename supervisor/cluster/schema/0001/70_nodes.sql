@@ -41,10 +41,13 @@ CREATE FUNCTION applied() RETURNS int LANGUAGE sql STABLE AS
 
 CREATE FUNCTION refuse_name(p_identity text, p_name text) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE other node;
 BEGIN
-  PERFORM FROM node n WHERE n.name = p_name AND n.identity <> p_identity AND is_alive(n);
+  SELECT * INTO other FROM node n
+  WHERE n.name = p_name AND n.identity <> p_identity AND is_alive(n) ORDER BY n.beat DESC LIMIT 1;
   IF FOUND THEN
-    RAISE EXCEPTION 'another node named ''%'' is alive', p_name USING ERRCODE = 'MU002';
+    RAISE EXCEPTION 'another node named ''%'' is alive', p_name
+    USING ERRCODE = 'MU002', DETAIL = ns(clock() - other.beat);
   END IF;
 END $$;
 
