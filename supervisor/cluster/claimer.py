@@ -421,7 +421,8 @@ class Claimer:
         """The tenure is over: nothing that this node holds counts any more."""
         if not self.tenure:
             return
-        self._out.append(actions.Report("cluster.fenced", "warning", reason=reason))
+        why = f"{reason}: {len(self._held)} attempts do not count, and run again elsewhere"
+        self._out.append(actions.Report("cluster.fenced", "warning", reason=why))
         ends = [*self._finishing, *self._ends]
         self._ends.clear()
         self._finishing, self._tried = [], 0

@@ -34,6 +34,7 @@ from musterd.ipc.wire.messages import (
     NOT_GIVEN,
     Completion,
     Failure,
+    TaskDeclaration,
     TaskSpec,
 )
 from musterd.ipc.wire.node_messages import (
@@ -83,6 +84,7 @@ class Feed(Struct):
     want: WantAttempts | None = None  # the open one
     cost_ns: int = UNKNOWN_COST_NS  # of a run, smoothed over all its tasks
     looking: bool = False  # a look at what waits for too long is due
+    declared: dict[str, TaskDeclaration] | None = None  # whose names the open want has
 
 
 class Claims:
@@ -201,15 +203,17 @@ class Claims:
     def _want(self, pool: Pool, feed: Feed) -> None:
         room, whole = self._room(pool, feed)
         open_ = feed.want.count if feed.want is not None else 0
-        if room == open_:
+        renamed = feed.declared is not pool.declarations  # its code has other tasks, maybe
+        if room == open_ and not (renamed and open_):
             return
-        if room > open_:
+        if room > open_ and not (renamed and open_):
             idle = any(not slot.leases for slot in pool.free_slots)
             step = max(1, whole // 4) if open_ or not idle else 1
             if room - open_ < step:
                 return  # not worth a question
         self._requests += 1
         names = tuple(f"{pool.name}.{method}" for method in pool.declarations or ())
+        feed.declared = pool.declarations
         seen = self._seen.get(pool.name, 0)
         want = WantAttempts(self._requests, pool.name, room, names, seen)
         feed.want = want if room else None

@@ -110,6 +110,17 @@ def test_one_want_is_open_and_a_newer_one_tells_what_has_been_seen() -> None:
     assert of(actions.WantAttempts, answer) == [actions.WantAttempts(3, "p", 2, NAMES, 2)]
 
 
+def test_an_idle_node_whose_code_has_other_tasks_wants_those() -> None:
+    node = Node(2)
+    node.join()
+    node.fleet.pools["p"].declare((TaskDeclaration("x"), TaskDeclaration("new")))
+    answer = node.tell(events.Ticked())
+    assert of(actions.WantAttempts, answer) == [
+        actions.WantAttempts(2, "p", 2, ("p.x", "p.new"), 0)
+    ]
+    assert not of(actions.WantAttempts, node.tell(events.Ticked()))
+
+
 def test_a_worker_that_is_gone_wants_nothing() -> None:
     node = Node(2)
     node.join()
