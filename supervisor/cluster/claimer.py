@@ -239,6 +239,8 @@ class Claimer:
         if not self.tenure:
             if self._cards and not self._leaving:
                 yield self._member, 0, self._join
+                if self._taken_since_ns is not None:  # maybe nobody else is there to do it
+                    yield self._time, self._reap_at_ns, self._pass_time
             return
         yield self._member_call()
         if self._ends and (self._epoch or self._tried):
@@ -354,14 +356,13 @@ class Claimer:
 
     def _name_is_taken(self, reason: str, age_ns: int) -> None:
         """Wait for the end of the other's lease, unless it is heard of meanwhile."""
-        name = self._card.name
         if self._taken_since_ns is None:
             self._taken_since_ns = self._now_ns
-            why = f"{reason}; this node waits until its lease is over"
+            why = f"{reason}; this one waits until its lease is over"
             self._out.append(actions.Report("cluster.name_taken", "error", reason=why))
         elif age_ns < self._now_ns - self._taken_since_ns and not self._was_member:
-            why = f"{reason}, on another machine: give each its own name with cluster.node"
-            self._out.append(NameInUse(f"the name '{name}' is taken: {why}"))
+            why = f"{reason} that is alive: give each machine a name of its own with cluster.node"
+            self._out.append(NameInUse(why))
         self._member.not_before_ns = self._now_ns + TAKEN_NS
 
     def _is_alive(self) -> None:

@@ -72,7 +72,7 @@ class Fenced(EngineError):
 
 
 class NameTaken(EngineError):
-    """Another live node has this name. It was heard of `beat_age_ns` ago."""
+    """Another node has this name, and was not reaped. It was heard of `beat_age_ns` ago."""
 
     def __init__(self, message: str, beat_age_ns: int = 0) -> None:
         super().__init__(message)

@@ -90,9 +90,9 @@ class ModelEngine(Ends):
     def _refuse_name(self, card: NodeCard) -> None:
         for other in self.board.nodes.values():
             same = other.card.name == card.name and other.card.identity != card.identity
-            if same and self._alive(other):
+            if same and other.tenure:  # its lease may be over, and the node back
                 age_ns = self.clock() - other.beat_ns
-                raise NameTaken(f"another node named '{card.name}' is alive", age_ns)
+                raise NameTaken(f"the name '{card.name}' is taken by another node", age_ns)
 
     def _declare(self, card: NodeCard) -> None:
         for pool in card.pools:

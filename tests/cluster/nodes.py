@@ -145,6 +145,10 @@ def nodes_of(server: Server, folder: Path, name: str) -> Iterator[Nodes]:
 
 def prepared(server: Server, name: str) -> Cluster:
     cluster = Cluster(server, name)
+    cluster.sql(
+        f"CREATE OR REPLACE FUNCTION {cluster.schema}.epoch() RETURNS text LANGUAGE sql AS "
+        f"'SELECT extract(epoch FROM pg_postmaster_start_time())::text'"  # a real restart is one
+    )
     known = cluster.sql("SELECT FROM pg_roles WHERE rolname = 'u_daemon'")
     if not known:
         cluster.sql(f"CREATE ROLE u_daemon LOGIN PASSWORD '{PASSWORD}'")

@@ -605,7 +605,19 @@ def test_a_second_live_node_of_a_name_is_refused(rig: Rig) -> None:
     with pytest.raises(NameTaken, match="'a'"):
         rig.join("a", identity="two", lease=10)
     rig.pass_time(11)
+    with pytest.raises(NameTaken) as taken:  # its lease is over, and it may be back
+        rig.join("a", identity="two", lease=10)
+    assert 11 * SECOND_NS <= taken.value.beat_age_ns < 60 * SECOND_NS
+    rig.engine.reap()
     rig.join("a", identity="two", lease=10)
+
+
+def test_a_node_cannot_take_the_name_of_another(rig: Rig) -> None:
+    a, _ = rig.join("a"), rig.join("b")
+    with pytest.raises(NameTaken):
+        rig.engine.redeclare(a, NodeCard("id-a", "b", 30 * SECOND_NS))
+    rig.engine.redeclare(a, NodeCard("id-a", "c", 30 * SECOND_NS))
+    assert [each.name for each in rig.engine.nodes()] == ["b", "c"]
 
 
 def test_a_node_that_joins_again_gives_its_claims_back_at_once(rig: Rig) -> None:

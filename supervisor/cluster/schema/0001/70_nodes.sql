@@ -39,14 +39,16 @@ CREATE FUNCTION is_alive(n node) RETURNS bool LANGUAGE sql STABLE AS
 CREATE FUNCTION applied() RETURNS int LANGUAGE sql STABLE AS
   'SELECT coalesce(max(p.version), -1) FROM policy p';
 
+-- A name is its node's until that has left or was reaped: a node whose lease is over may be back.
 CREATE FUNCTION refuse_name(p_identity text, p_name text) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE other node;
 BEGIN
   SELECT * INTO other FROM node n
-  WHERE n.name = p_name AND n.identity <> p_identity AND is_alive(n) ORDER BY n.beat DESC LIMIT 1;
+  WHERE n.name = p_name AND n.identity <> p_identity AND n.tenure <> 0
+  ORDER BY n.beat DESC LIMIT 1;
   IF FOUND THEN
-    RAISE EXCEPTION 'another node named ''%'' is alive', p_name
+    RAISE EXCEPTION 'the name ''%'' is taken by another node', p_name
     USING ERRCODE = 'MU002', DETAIL = ns(clock() - other.beat);
   END IF;
 END $$;

@@ -312,15 +312,18 @@ def test_heartbeats_go_on_while_a_declaration_is_refused(bench: Bench) -> None:
 def taken(bench: Bench, age_ns: int, method: str = "join") -> None:
     """Answer a call: the name is another's, who was heard of so long ago."""
     call = bench.calls.pop(method)
-    assert bench.feed(EngineFailed(call.ticket, "'shed' is alive", taken_ns=age_ns)) == []
+    assert bench.feed(EngineFailed(call.ticket, "'shed' is taken", taken_ns=age_ns)) == []
 
 
 def test_a_name_is_waited_for_until_the_lease_of_a_dead_node_is_over(fresh: Bench) -> None:
     fresh.feed(Pools((CARD,)))
     fresh.feed(Greeting(1, 0, [], 0))
+    reaps = 0
     for seconds in range(5, 29):
         taken(fresh, seconds * SECOND_NS)
+        reaps += "reap" in fresh.calls
         fresh.pass_ns(SECOND_NS)
+    assert reaps > 5  # nobody else may be there to do it
     assert [type(each) for each in fresh.others] == [actions.Report]
     assert fresh.answer("join", engine.Joined(3, "e", 0)) == [
         Membership(3, fresh.now_ns + LEASE_NS)
