@@ -59,6 +59,7 @@ RETAIN_NS = 600 * SECOND_NS  # partitions for ended tasks are made hours ahead
 AWAY_NS = 5 * SECOND_NS  # an engine that answers later is away
 DAY_NS = 86_400 * SECOND_NS
 NEVER_NS = 2**63
+FAILING = 5  # failures of one kind of call in a row, until they are reported
 MARKS_NS = SECOND_NS  # between two reports of progress
 PLACES_NS = 10 * SECOND_NS  # between two declarations that differ in places alone
 DECLARE_NS = 5 * SECOND_NS  # after a declaration that failed: heartbeats come between
@@ -301,9 +302,10 @@ class Claimer:
             return
         lane.failed(self._now_ns, self._rng)
         if lane is self._claims:
-            self._unsure = True  # it may have happened
+            self._unsure = self._unsure or not event.unsent  # it may have happened
         elif lane is self._finishes:
-            self._tried += len(self._finishing)
+            if self._tried or not event.unsent:  # those before them were tried
+                self._tried += len(self._finishing)
             self._ends.extendleft(reversed(self._finishing))
             self._finishing = []
         if event.fenced:
@@ -313,6 +315,8 @@ class Claimer:
             return
         elif event.refused:
             self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
+        elif lane.failures == FAILING and not self._away:  # it answers, and does not do it
+            self._out.append(actions.Report("cluster.failing", "error", reason=event.reason))
         if not event.fenced and lane is self._member and not self._away:
             self._away = True
             self._tell_membership()

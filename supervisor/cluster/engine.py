@@ -60,7 +60,7 @@ class EngineAway(EngineError):
 
 
 class EngineUnreached(EngineAway):
-    """The engine cannot be reached: the call was not made, and did not take effect."""
+    """The engine cannot be reached or cannot do it now: the call did not take effect."""
 
 
 class EngineRefused(EngineError):

@@ -19,7 +19,8 @@ submitted are looked at in turn. After an outage everything that is watched is l
 
 *Outages.* A call that failed is made again, as a resend: it may have happened. After AWAY_NS, new
 submits are refused (QueueFull). What was sent to the engine stays unanswered, because nobody knows
-whether it is accepted.
+whether it is accepted. An engine that answers and takes nothing (its disk is full) is tried with
+each submit for AWAY_NS.
 """
 
 from collections import deque
@@ -113,6 +114,9 @@ class Gateway:
         self.figures = Figures()
         self.away_since_ns: int | None = None
         self._refusing = False  # the engine has been away for AWAY_NS
+        self._last_failure = ""  # why it is away
+        self._unwritten_since_ns: int | None = None  # it takes no submits since then
+        self._takes_nothing = False  # which was reported
         # Requests, and those that are in the call under way.
         self._queue: deque[_Request] = deque()
         self._queued_bytes = 0
@@ -174,6 +178,8 @@ class Gateway:
         silent_ns = self._silent_since_ns()
         if silent_ns is not None and not self._refusing:
             due.append(silent_ns + AWAY_NS)
+        if self._unwritten_since_ns is not None:
+            due.append(self._unwritten_since_ns + AWAY_NS)
         return min(due, default=None)
 
     def submits_of(self, peer: bytes) -> bool:
@@ -218,7 +224,16 @@ class Gateway:
         silent_ns = self._silent_since_ns()
         if silent_ns is not None and not self._refusing and self._now_ns >= silent_ns + AWAY_NS:
             self._refusing = True
-            self._out.append(actions.Report("cluster.unreachable", "error", reason=AWAY))
+            why = self._last_failure or "the cluster's database does not answer"
+            self._out.append(actions.Report("cluster.unreachable", "error", reason=why))
+            self._refuse_queued()
+        since_ns = self._unwritten_since_ns
+        if since_ns is not None and self._now_ns >= since_ns + AWAY_NS:
+            self._unwritten_since_ns = None
+            if not self._takes_nothing and not self._refusing:
+                self._takes_nothing = True
+                why = self._last_failure
+                self._out.append(actions.Report("cluster.unreachable", "error", reason=why))
             self._refuse_queued()
         makers = {
             id(self._write): self._call_write,
@@ -252,6 +267,10 @@ class Gateway:
         lane.answered()
         self._is_back()
         if lane is self._write:
+            self._unwritten_since_ns = None
+            if self._takes_nothing:
+                self._takes_nothing = False
+                self._out.append(actions.Report("cluster.reachable"))
             self._written(result)
         elif lane is self._listen:
             assert isinstance(result, Ended)
@@ -268,12 +287,15 @@ class Gateway:
         if lane is None:
             return
         self.figures.failed_calls += 1
+        self._last_failure = event.reason
         lane.failed(self._now_ns, self._rng)
         if event.refused:
             self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
         if self.away_since_ns is None and not (event.refused and lane is self._write):
             self.away_since_ns = lane.called_ns
         if lane is self._write:
+            if self._unwritten_since_ns is None and not event.refused:
+                self._unwritten_since_ns = lane.called_ns
             self._unwritten(event)
         elif lane is self._listen:
             self._notified = True
@@ -291,7 +313,8 @@ class Gateway:
         # Another server may answer now, which counts its transactions differently.
         self._watches.doubt()
         for lane in (self._write, self._listen, self._check, self._changes):
-            lane.not_before_ns = 0
+            if lane is not self._write or self._unwritten_since_ns is None:
+                lane.not_before_ns = 0
 
     # -- requests -----------------------------------------------------------------------------
 

@@ -40,6 +40,7 @@ from musterd.supervisor.cluster.engine import (
     Ended,
     EngineAway,
     EngineError,
+    EngineUnreached,
     Fenced,
     Fetched,
     Grant,
@@ -143,11 +144,12 @@ class PostgresEngine:
         refusal = REFUSALS.get(error.sqlstate or "")
         if refusal is not None:
             return refusal(why)
-        lost = self._connection is None or self._connection.closed or self._connection.broken
-        if lost or error.sqlstate in AGAIN or isinstance(error, psycopg.OperationalError):
-            if lost:
-                self.close()
-            return EngineAway(f"PostgreSQL at {checks.place(self._url)}: {error}")
+        said = f"PostgreSQL at {checks.place(self._url)}: {error}"
+        if self._connection is None or self._connection.closed or self._connection.broken:
+            self.close()
+            return EngineAway(said)
+        if error.sqlstate in AGAIN or isinstance(error, psycopg.OperationalError):
+            return EngineUnreached(said)  # it was undone: its disk is full, for one
         return EngineError(str(error))
 
     def _wake(self, wakes: Wakes) -> None:

@@ -20,7 +20,7 @@ class EngineFailed(Struct, frozen=True):
     reason: str
     refused: bool = False
     fenced: bool = False  # the tenure is over
-    unsent: bool = False  # the call was not made
+    unsent: bool = False  # the call did not take effect
     taken_ns: int | None = None  # the node's name is another's, who was heard of so long ago
 
 

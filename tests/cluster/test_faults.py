@@ -1,18 +1,17 @@
 """Real daemons when things go wrong: nothing that was acknowledged is lost, each task ends once."""
 
 import signal
-import subprocess
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psycopg
 import pytest
+from breakage import allow, fill, ip, namespace, shift_clock, small_disk, standby_of
 from nodes import Nodes, freeze, is_root, kill_all, nodes_of, proxy_to, thaw
 from postgres import PORT, Cluster, Server, servers
 
 from musterd import Client, QueueFull
-from support.daemon import Muster
 from support.waiting import wait_for
 
 WEEK_NS = 7 * 86_400 * 10**9
@@ -108,73 +107,29 @@ def test_a_crash_of_postgresql_that_forgets_claims_starts_no_task_twice(tmp_path
 
 @pytest.mark.long
 def test_a_failover_to_a_synchronous_standby_loses_nothing(tmp_path: Path) -> None:
-    with servers(wal_level="replica", max_wal_senders="5") as server:
-        with standby_of(server) as standby, nodes_of(server, tmp_path, "faults") as nodes:
-            both = nodes.url(f"{server.folder},{standby.folder}", f"{PORT},{PORT}")
-            url = f"{both}&target_session_attrs=read-write"
-            a, b = nodes.start("a", "b", url=url)
-            assert "no synchronous standby" not in a.log()
-            with a.client() as of_a, b.client() as of_b, ThreadPoolExecutor(2) as threads:
-                under_way = [
-                    threads.submit(submitted, of_a, range(100), seconds=0.01),
-                    threads.submit(submitted, of_b, range(100, 200), seconds=0.01),
-                ]
-                wait_for("work flows", lambda: len(nodes.runs()) > 20)
-                server.stop(signal.SIGQUIT)
-                standby.promote()
-                nodes.database.server = standby
-                ids = [id_ for each in under_way for id_ in each.result(timeout=60)]
-                assert len(set(ids)) == 200
-            all_end(nodes, 200)
-            for node in (a, b):
-                node.stop()
-
-
-class Standby(Server):
-    """A standby of a server, with the same settings."""
-
-    def __init__(self, primary: Server, folder: Path) -> None:
-        self.folder = folder
-        self._data = folder / "data"
-        self._user = primary._user
-        self._log = folder / "log"
-        self._process = None
-        source = f"host={primary.folder} port={PORT} user=postgres application_name=standby"
-        self._run("pg_basebackup", "-D", str(self._data), "-R", "-X", "stream", "-d", source)
-        with (self._data / "postgresql.auto.conf").open("a") as config:
-            config.write(f"unix_socket_directories = '{folder}'\n")
-
-    def promote(self) -> None:
-        """Become the primary. Nobody stands by for the new one."""
-        self.execute("SELECT pg_promote()")
-        self.execute("ALTER SYSTEM SET synchronous_standby_names = ''")
-        self.execute("SELECT pg_reload_conf()")
-
-
-class standby_of:  # noqa: N801  # a context manager, used like a function
-    def __init__(self, primary: Server) -> None:
-        self._primary = primary
-
-    def __enter__(self) -> Standby:
-        import shutil
-        import tempfile
-
-        self._folder = Path(tempfile.mkdtemp(prefix="musterd-pg-"))
-        if self._primary._user is not None:
-            shutil.chown(self._folder, self._primary._user)
-        self._standby = Standby(self._primary, self._folder)
-        self._standby.start()
-        self._primary.execute("ALTER SYSTEM SET synchronous_standby_names = 'standby'")
-        self._primary.execute("SELECT pg_reload_conf()")
-        look = "SELECT FROM pg_stat_replication WHERE sync_state = 'sync'"
-        wait_for("it stands by", lambda: self._primary.execute(look))
-        return self._standby
-
-    def __exit__(self, *_: object) -> None:
-        import shutil
-
-        self._standby.stop()
-        shutil.rmtree(self._folder)
+    with (
+        servers(wal_level="replica", max_wal_senders="5") as server,
+        standby_of(server) as standby,
+        nodes_of(server, tmp_path, "faults") as nodes,
+    ):
+        both = nodes.url(f"{server.folder},{standby.folder}", f"{PORT},{PORT}")
+        url = f"{both}&target_session_attrs=read-write"
+        a, b = nodes.start("a", "b", url=url)
+        assert "no synchronous standby" not in a.log()
+        with a.client() as of_a, b.client() as of_b, ThreadPoolExecutor(2) as threads:
+            under_way = [
+                threads.submit(submitted, of_a, range(100), seconds=0.01),
+                threads.submit(submitted, of_b, range(100, 200), seconds=0.01),
+            ]
+            wait_for("work flows", lambda: len(nodes.runs()) > 20)
+            server.stop(signal.SIGQUIT)
+            standby.promote()
+            nodes.database.server = standby
+            ids = [id_ for each in under_way for id_ in each.result(timeout=60)]
+            assert len(set(ids)) == 200
+        all_end(nodes, 200)
+        for node in (a, b):
+            node.stop()
 
 
 # -- PostgreSQL cannot be reached, or is slow -------------------------------------------------
@@ -239,10 +194,13 @@ def test_a_server_that_says_nothing_holds_nobody_for_ever(own: tuple[Server, Nod
         with a.client() as client:
             assert client.submit("jobs.double", {"x": 1}).result(timeout=60) == 2
             proxy.be_silent()
+            stuck = client.submit("jobs.double", {"x": 2})  # nobody knows whether it is accepted
+            wait_for("it is said", lambda: "cluster.unreachable" in a.log())
             with pytest.raises(QueueFull, match="database"):
                 client.submit("jobs.double", {"x": 2}).result(timeout=60)
             wait_for("it is said", lambda: "cluster.away" in a.log())
             proxy.heal()
+            assert stuck.result(timeout=60) == 4
             assert client.submit("jobs.double", {"x": 3}, wait=True).result(timeout=60) == 6
             proxy.be_silent()
             wait_for("it is said again", lambda: a.log().count("cluster.away") >= 2)
@@ -268,64 +226,33 @@ def test_a_slow_postgresql_is_slow_and_nothing_else(own: tuple[Server, Nodes]) -
 @pytest.mark.skipif(not is_root(), reason="network namespaces need root")
 def test_the_network_of_one_node_is_cut_and_healed(tmp_path: Path) -> None:
     """Packets are lost without a word: no connection is closed."""
-    with namespace("md-node-a") as (inside, outside):
-        with servers(listen_addresses=f"'{outside}'") as server:
-            allow(server, inside)
-            with nodes_of(server, tmp_path, "faults") as nodes:
-                a = nodes.make("a", url=nodes.url(outside))
-                a._launcher = ["ip", "netns", "exec", "md-node-a"]
-                a.start()
-                nodes.wait_for(a)
-                [b] = nodes.start("b")
-                gate = nodes.folder / "gate"
-                with b.client() as client:
-                    ids = submitted(client, range(4), until=str(gate))
-                    wait_for("all run", lambda: len(nodes.runs("begins")) == 4)
-                    ip("link", "set", "md-out", "down")
-                    wait_for("a is lost", lambda: "cluster.node_lost" in b.log())
-                    gate.touch()
-                    results = [client.task(id_).result(timeout=60) for id_ in ids]
-                    assert results == list(range(4))
-                    ip("link", "set", "md-out", "up")
-                    wait_for("a is back", lambda: nodes.tenure("a"))
-                    with a.client() as of_a:
-                        more = submitted(of_a, range(4, 20))
-                        assert [of_a.task(id_).result(timeout=60) for id_ in more] == list(
-                            range(4, 20)
-                        )
-                nodes.check(20)
-                assert "cluster.fenced" in a.log()
-
-
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True)
-
-
-class namespace:  # noqa: N801  # a context manager, used like a function
-    """A network namespace with a cable to this one; yields the addresses of both ends."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __enter__(self) -> tuple[str, str]:
-        inside, outside = "198.51.100.2", "198.51.100.1"
-        ip("netns", "add", self._name)
-        ip("link", "add", "md-out", "type", "veth", "peer", "name", "md-in", "netns", self._name)
-        ip("address", "add", f"{outside}/30", "dev", "md-out")
-        ip("link", "set", "md-out", "up")
-        ip("-n", self._name, "address", "add", f"{inside}/30", "dev", "md-in")
-        ip("-n", self._name, "link", "set", "md-in", "up")
-        ip("-n", self._name, "link", "set", "lo", "up")
-        return inside, outside
-
-    def __exit__(self, *_: object) -> None:
-        ip("netns", "delete", self._name)
-
-
-def allow(server: Server, address: str) -> None:
-    with (server._data / "pg_hba.conf").open("a") as rules:
-        rules.write(f"host all all {address}/32 trust\n")
-    server.execute("SELECT pg_reload_conf()")
+    with (
+        namespace("md-node-a") as (inside, outside),
+        servers(listen_addresses=f"'{outside}'") as server,
+        nodes_of(server, tmp_path, "faults") as nodes,
+    ):
+        allow(server, inside)
+        a = nodes.make("a", url=nodes.url(outside))
+        a._launcher = ["ip", "netns", "exec", "md-node-a"]
+        a.start()
+        nodes.wait_for(a)
+        [b] = nodes.start("b")
+        gate = nodes.folder / "gate"
+        with b.client() as client:
+            ids = submitted(client, range(4), until=str(gate))
+            wait_for("all run", lambda: len(nodes.runs("begins")) == 4)
+            ip("link", "set", "md-out", "down")
+            wait_for("a is lost", lambda: "cluster.node_lost" in b.log())
+            gate.touch()
+            results = [client.task(id_).result(timeout=60) for id_ in ids]
+            assert results == list(range(4))
+            ip("link", "set", "md-out", "up")
+            wait_for("a is back", lambda: nodes.tenure("a"))
+            with a.client() as of_a:
+                more = submitted(of_a, range(4, 20))
+                assert [of_a.task(id_).result(timeout=60) for id_ in more] == list(range(4, 20))
+        nodes.check(20)
+        assert "cluster.fenced" in a.log()
 
 
 # -- PostgreSQL is short of something ---------------------------------------------------------
@@ -334,45 +261,27 @@ def allow(server: Server, address: str) -> None:
 @pytest.mark.long
 @pytest.mark.skipif(not is_root(), reason="a small file system needs root")
 def test_a_full_disk_refuses_work_and_loses_none(tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk") as disk:
-        with servers(folder=disk, max_wal_size="'64MB'") as server:
-            with nodes_of(server, tmp_path, "faults") as nodes:
-                [a] = nodes.start("a")
-                with a.client() as client:
-                    ids = submitted(client, range(20))
-                    ballast = disk / "ballast"
-                    subprocess.run(
-                        ["dd", "if=/dev/zero", f"of={ballast}", "bs=1M"],
-                        capture_output=True,
-                        check=False,
-                    )
-                    full = client.submit("jobs.work", {"n": 20, "until": "x" * 2_000_000})
-                    with pytest.raises(QueueFull, match="database"):
-                        full.result(timeout=60)
-                    ballast.unlink()
-                    if server._process is not None and server._process.poll() is not None:
-                        server.start()  # it ends where it cannot write its log
-                    ids += submitted(client, range(21, 40))
-                    results = [client.task(id_).result(timeout=60) for id_ in ids]
-                    assert results == [*range(20), *range(21, 40)]
-                all_end(nodes, 39)
-
-
-class small_disk:  # noqa: N801  # a context manager, used like a function
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __enter__(self) -> Path:
-        self._folder.mkdir()
-        for each in (self._folder, *self._folder.parents):
-            if each.stat().st_uid == 0 and each != Path("/"):
-                each.chmod(each.stat().st_mode | 0o055)
-        mount = ["mount", "-t", "tmpfs", "-o", "size=250m", "tmpfs", str(self._folder)]
-        subprocess.run(mount, check=True)
-        return self._folder
-
-    def __exit__(self, *_: object) -> None:
-        subprocess.run(["umount", str(self._folder)], check=True)
+    with (
+        small_disk(tmp_path / "disk") as disk,
+        servers(folder=disk, max_wal_size="'64MB'") as server,
+        nodes_of(server, tmp_path, "faults") as nodes,
+    ):
+        [a] = nodes.start("a")
+        with a.client() as client:
+            ids = submitted(client, range(20))
+            ballast = disk / "ballast"
+            fill(ballast)
+            full = client.submit("jobs.work", {"n": 20, "until": "x" * 2_000_000})
+            with pytest.raises(QueueFull, match="database"):
+                full.result(timeout=60)
+            assert "No space left on device" in a.log()
+            ballast.unlink()
+            if server._process is not None and server._process.poll() is not None:
+                server.start()  # it ends where it cannot write its log
+            ids += submitted(client, range(21, 40))
+            results = [client.task(id_).result(timeout=60) for id_ in ids]
+            assert results == [*range(20), *range(21, 40)]
+        all_end(nodes, 39)
 
 
 def test_a_server_without_a_free_connection_is_away_until_there_is_one(tmp_path: Path) -> None:
@@ -454,20 +363,8 @@ def test_clocks_that_are_an_hour_apart_change_nothing(own: tuple[Server, Nodes])
         assert "cluster.fenced" not in node.log()
 
 
-def shift_clock(node: Muster, seconds: int) -> None:
-    """Have the wall clock of all processes of a node be another, from the next start on."""
-    node.tune("time")
-    with (node.folder / "sitecustomize.py").open("a") as file:
-        file.write(
-            "import time as _time\n"
-            "_seconds, _ns = _time.time, _time.time_ns\n"
-            f"_time.time = lambda: _seconds() + {seconds}\n"
-            f"_time.time_ns = lambda: _ns() + {seconds} * 10**9\n"
-        )
-
-
 def test_a_node_that_comes_back_after_a_week_is_the_same_node(own: tuple[Server, Nodes]) -> None:
-    """Its tenure is over, its tasks have run elsewhere, old results are gone; its name is its own."""
+    """Its tenure is over, its tasks have run elsewhere, old results are gone; it keeps its name."""
     _, nodes = own
     database: Cluster = nodes.database
     [a] = nodes.start("a")

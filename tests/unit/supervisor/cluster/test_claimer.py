@@ -546,3 +546,17 @@ def test_time_is_passed(bench: Bench) -> None:
     assert bench.calls["retain"].arguments == (DAY_NS,)
     bench.answer("retain", 0)
     assert "tick" in bench.calls
+
+
+def test_ends_that_the_engine_does_not_take_are_reported_once(bench: Bench) -> None:
+    bench.want(1)
+    bench.grant("a")
+    bench.feed(Finish([end("a")]))
+    for _ in range(20):
+        bench.fail("finish")
+        bench.pass_ns(BEAT_NS)
+        bench.answer("beat", engine.Orders("e", 0))
+    assert [each.event for each in bench.others if isinstance(each, actions.Report)] == [
+        "cluster.failing"
+    ]
+    assert bench.answer("finish", []) == [Confirmed([Held("a", 7)])]
