@@ -254,7 +254,7 @@ class AttemptProgress(Struct, array_like=True, frozen=True, gc=False):
 
 
 class ProgressMarks(Struct, array_like=True, tag="progress", frozen=True):
-    """How far attempts are: at most one mark a second of each."""
+    """How far attempts are; the newest mark of each counts."""
 
     marks: Annotated[list[AttemptProgress], Meta(max_length=ATTEMPTS_MAX)]
 

@@ -455,7 +455,9 @@ class Engine(Protocol):
 
     def state_load(self, key: str) -> bytes | None: ...
     def state_save(self, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None: ...
-    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> None: ...
+    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> list[str]:
+        """Note how far attempts are; return those that were not noted, because it is too early."""
+
     def marks(self, waiter: int, age_ns: int) -> list[ProgressMark]:
         """Return how far the tasks of a waiter are that have said so within this time."""
 

@@ -482,8 +482,8 @@ class ModelEngine(Ends):
             return LockView(False)
         return LockView(line[0].token == ask.token, line[0].holder)
 
-    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> None:
-        now_ns = self.clock()
+    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> list[str]:
+        now_ns, early = self.clock(), []
         for mark in marks:
             task = self.board.live.get(mark.id)
             if task is None or task.tenure != tenure:
@@ -492,6 +492,9 @@ class ModelEngine(Ends):
                 self._progress_ns[mark.id] = now_ns
                 for each in [task, *self.followers(task)]:
                     each.fraction, each.text, each.said = mark.fraction, mark.text, True
+            else:
+                early.append(mark.id)
+        return early
 
     def marks(self, waiter: int, age_ns: int) -> list[ProgressMark]:
         since_ns = self.clock() - age_ns

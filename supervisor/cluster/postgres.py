@@ -450,10 +450,10 @@ class PostgresEngine:
                 self._call("lock_wake_1", free)
         return [LockView(taken, holder) for taken, holder, _ in rows]
 
-    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> None:
+    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> list[str]:
         ids, fractions = [each.id for each in marks], [each.fraction for each in marks]
         texts = [each.text.replace("\0", "") for each in marks]
-        self._call("progress_1", tenure, ids, fractions, texts)
+        return [row[0] for row in self._call("progress_1", tenure, ids, fractions, texts)]
 
     def marks(self, waiter: int, age_ns: int) -> list[ProgressMark]:
         return [ProgressMark(*row) for row in self._call("marks_1", waiter, age_ns)]

@@ -219,10 +219,10 @@ def test_progress_is_seen_and_at_most_once_a_second(rig: Rig) -> None:
     a, b = rig.join("a"), rig.join("b")
     first, joined = rig.submit(*rig.tasks(2, key="k"))
     rig.claim_one(a)
-    rig.engine.progress(b, [ProgressMark(first, 0.1, "not mine")])
+    assert rig.engine.progress(b, [ProgressMark(first, 0.1, "not mine")]) == []
     assert rig.view(first).progress == 0.0
-    rig.engine.progress(a, [ProgressMark(first, 0.25, "a quarter")])
-    rig.engine.progress(a, [ProgressMark(first, 0.5, "half")])
+    assert rig.engine.progress(a, [ProgressMark(first, 0.25, "a quarter")]) == []
+    assert rig.engine.progress(a, [ProgressMark(first, 0.5, "half")]) == [first]  # too early
     assert (rig.view(first).progress, rig.view(first).progress_text) == (0.25, "a quarter")
     assert rig.view(joined).progress == 0.25
     rig.pass_time(1.5)

@@ -23,7 +23,7 @@ from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Mark, Task
 from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.tasks.coalescing import Coalescing
-from musterd.supervisor.core.tasks.shared_requests import LOST, SharedLocks, SharedStates
+from musterd.supervisor.core.tasks.shared_requests import LOST, UNFIT, SharedLocks, SharedStates
 
 PROGRESS_REPORT_NS = 1 * SECOND_NS  # between two entries of one task in `musterctl events`
 # Names locked at once. Running tasks hold them, so this is far beyond any fleet; the limit stops a
@@ -89,13 +89,13 @@ class HandlerRequests:
             mark = task.progress = Mark(now_ns - PROGRESS_REPORT_NS)
         mark.fraction, mark.text = event.fraction, event.text
         self._tell(task, mark)
+        if task.claim is not None:
+            self._claims.progressed(task, mark)
         for follower in self._coalescing.followers(task):
             follower.progress = mark
             self._tell(follower, mark)
         if now_ns - mark.reported_ns >= PROGRESS_REPORT_NS:
             mark.reported_ns = now_ns
-            if task.claim is not None:
-                self._claims.progressed(task, mark)
             reason = f"{event.fraction:.0%} {event.text}".rstrip()
             self._state.report("task.progress", "debug", slot=slot, task=task, reason=reason)
 
@@ -155,8 +155,8 @@ class HandlerRequests:
         name = f"{slot.name} (task {task.spec.id})"
         lock = self.locks.get(event.name)
         shared = task.claim is not None
-        if task.claim is not None and task.claim.lost:
-            self._refuse(event, LOST)
+        if task.claim is not None and (task.claim.lost or "\0" in event.name):
+            self._refuse(event, LOST if task.claim.lost else UNFIT)
         elif lock is None and len(self.locks) + self._shared_locks.leaving >= LOCKS_MAX:
             self._refuse(event, f"{LOCKS_MAX} other locks are held: use fewer names")
         elif lock is None and shared:

@@ -31,6 +31,7 @@ FULL = (
     "too many states wait for the cluster's database, which does not answer: raise Retry, or save "
     "less often"
 )
+UNFIT = "the cluster's database keeps no NUL characters: use another key"
 LOST = "this attempt does not count any more: the lease of its node was over"
 
 
@@ -60,8 +61,8 @@ class SharedStates:
             sent = structs.replace(sent, saves=True, value=event.value, ttl_ns=event.ttl_ns)
         ask = _Ask(event.worker, event.lease, event.request, sent)
         full = len(self.asks) >= UNANSWERED_MAX or self._bytes + ask.bytes > UNANSWERED_BYTES_MAX
-        if full or task.claim.lost:
-            why = LOST if task.claim.lost else FULL
+        why = LOST if task.claim.lost else UNFIT if "\0" in event.key else FULL if full else ""
+        if why:
             self._state.out.append(AnswerState(event.worker, event.request, why))
             return
         self._numbers += 1

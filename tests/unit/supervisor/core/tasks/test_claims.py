@@ -341,7 +341,7 @@ def test_a_long_run_is_told_to_have_begun() -> None:
     assert [each.begun for each in told] == [[Held("t", 7)]]
 
 
-def test_progress_is_told_once_a_second() -> None:
+def test_progress_is_told_to_the_sidecar_and_shown_once_a_second() -> None:
     node = Node()
     node.join()
     node.grant(attempt())
@@ -350,7 +350,10 @@ def test_progress_is_told_once_a_second() -> None:
     node.now_ns += SECOND_NS
     answer += node.tell(events.ProgressMade(1, 1, 0.3, "c"))
     marks = [mark for told in of(actions.TellCluster, answer) for mark in told.marks]
-    assert marks == [AttemptProgress("t", 0.1, "a"), AttemptProgress("t", 0.3, "c")]
+    assert [mark.text for mark in marks] == ["a", "b", "c"]
+    assert marks[0] == AttemptProgress("t", 0.1, "a")
+    shown = [each.reason for each in of(actions.Report, answer) if each.event == "task.progress"]
+    assert shown == ["10% a", "30% c"]
 
 
 def test_a_cancelled_task_is_interrupted_or_taken_from_the_queue() -> None:
