@@ -28,3 +28,42 @@ class Lane(Struct):
         self.failures += 1
         pause_ns = min(PAUSE_MAX_NS, PAUSE_NS << min(self.failures - 1, 10))
         self.not_before_ns = now_ns + round(pause_ns * rng.uniform(0.5, 1.0))
+
+
+class Taking(Struct):
+    """Whether the engine takes what is written. It may answer all else: its disk is full."""
+
+    failing_since_ns: int | None = None
+    reported: bool = False
+
+    def failed(self, called_ns: int) -> None:
+        if self.failing_since_ns is None:
+            self.failing_since_ns = called_ns
+
+    def is_over(self, before_ns: int) -> bool:
+        """Whether it has failed since then. What comes next is tried as long again."""
+        over = self.failing_since_ns is not None and self.failing_since_ns <= before_ns
+        if over:
+            self.failing_since_ns = None
+        return over
+
+    def is_news(self, known: bool) -> bool:
+        """Whether to report that; it is `known` if the engine answers nothing at all."""
+        news = not self.reported and not known
+        self.reported = self.reported or news
+        return news
+
+    def answered(self) -> bool:
+        """Note that a write was taken; return whether to report that."""
+        was, self.reported = self.reported, False
+        self.failing_since_ns = None
+        return was
+
+
+class Figures(Struct):
+    """What metrics show of a gateway."""
+
+    submitted: int = 0
+    refused: int = 0
+    told: int = 0
+    failed_calls: int = 0

@@ -24,7 +24,7 @@ CONNECTION: dict[str, Any] = {
     "tcp_user_timeout": 10_000,  # milliseconds
 }
 ALONE_TRIES, ALONE_SECONDS = 50, 0.1  # for the end of a former session
-LIFE_BITS = 24
+KIND_BITS, LIFE_BITS = 4, 20  # of the number of a session
 POOLER_TRIES = 5  # a pooler that has several idle connections may give another one
 
 Connection = psycopg.Connection[tuple[object, ...]]
@@ -64,29 +64,33 @@ def is_stale(connection: Connection) -> bool:
 
 
 def be_alone(connection: Connection, number: int) -> None:
-    """End the sessions of former processes, and what they are doing; be known by this number.
+    """End former sessions of this node, and what they are doing; be the only one of this number.
 
-    The lowest LIFE_BITS of a number tell processes of one node apart. The sessions of one process
-    do not disturb each other.
+    The lowest KIND_BITS of a number tell what a session is for, the next LIFE_BITS the process.
+    Former are the sessions of other processes of the node, and one of this process for the same
+    purpose, whose connection was lost.
 
-    The call of a process that has died may still be under way in the server. A submit that comes
-    late would begin a task anew that was sent again meanwhile, and has ended; a late claim would
-    hold tasks that nobody knows of; a late release would give back what was granted since.
+    The call of such a session may still be under way in the server. A submit that comes late would
+    begin a task anew that was sent again meanwhile, and has ended; a late claim would hold tasks
+    that nobody knows of; a late release would give back what was granted since.
     """
-    connection.execute("SELECT pg_advisory_lock_shared(%s)", (number,))
+    own = "((l.classid::bigint << 32) | l.objid::bigint)"
     former = (
         "FROM pg_locks l JOIN pg_database d ON d.oid = l.database "
         "AND d.datname = current_database() WHERE l.granted AND l.locktype = 'advisory' "
-        "AND l.objsubid = 1 AND ((l.classid::bigint << 32) | l.objid::bigint) >> %s = %s "
-        "AND ((l.classid::bigint << 32) | l.objid::bigint) <> %s"
+        f"AND l.objsubid = 1 AND l.pid <> pg_backend_pid() AND {own} >> %s = %s "
+        f"AND ({own} = %s OR {own} >> %s <> %s)"
     )
-    which = (LIFE_BITS, number >> LIFE_BITS, number)
+    bits = LIFE_BITS + KIND_BITS
+    which = (bits, number >> bits, number, KIND_BITS, number >> KIND_BITS)
+    mine = False
     for _ in range(ALONE_TRIES):
-        if connection.execute(f"SELECT {former} LIMIT 1", which).fetchone() is None:
+        if not mine:
+            row = connection.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
+            mine = row is not None and bool(row[0])
+        if mine and connection.execute(f"SELECT {former} LIMIT 1", which).fetchone() is None:
             return
-        with contextlib.suppress(
-            psycopg.errors.InsufficientPrivilege
-        ):  # of another user: waited for
+        with contextlib.suppress(psycopg.errors.InsufficientPrivilege):  # of another user: wait
             connection.execute(f"SELECT pg_terminate_backend(l.pid) {former}", which)
         connection.execute("SELECT pg_sleep(%s)", (ALONE_SECONDS,))
     connection.close()

@@ -7,6 +7,7 @@ and runs them (ipc/wire/node_messages.py); on the other the engine.
                  other pools are declared within the tenure
     claims       at once when something is wanted and may be there; up to CLAIM_MAX together
     ends         in batches, until the engine has heard of them; `begun` and progress behind them
+    handlers     their states and locks (handler_calls.py)
     time         tick, reap and retain: every node does it, and one of them is enough
 
 A sidecar that takes over goes on with the tenure of the one before. What is held is known from the
@@ -33,12 +34,8 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.calls import Lane
-from musterd.supervisor.cluster.node_cards import (
-    attempt_of,
-    engine_card,
-    portions_of,
-    without_places,
-)
+from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
+from musterd.supervisor.cluster.node_cards import Declaring, attempt_of, portions_of
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -61,13 +58,9 @@ DAY_NS = 86_400 * SECOND_NS
 NEVER_NS = 2**63
 FAILING = 5  # failures of one kind of call in a row, until they are reported
 MARKS_NS = SECOND_NS  # between two reports of progress
-PLACES_NS = 10 * SECOND_NS  # between two declarations that differ in places alone
-DECLARE_NS = 5 * SECOND_NS  # after a declaration that failed: heartbeats come between
 TAKEN_NS = SECOND_NS // 2  # between two attempts to have a name that another node has
 LEASE_NS_MIN = 5 * SECOND_NS  # of every node (config/cluster.py)
 BEGUN_NS = SECOND_NS // 5  # begun attempts are told together
-
-Pair = tuple[str, int]  # the id of a task, and the claim
 
 
 class Tell(Struct, frozen=True):
@@ -97,6 +90,7 @@ class Claimer:
     def __init__(self, card: engine.NodeCard, rng: Random, keep_ns: int = DAY_NS) -> None:
         """`card` is without pools: the supervisor tells them. `keep_ns`: how long results stay."""
         self._card = card
+        self._declaring = Declaring(card)
         self._keep_ns = keep_ns
         self._rng = rng
         self._now_ns = 0
@@ -110,14 +104,10 @@ class Claimer:
         # Membership.
         self.tenure = 0
         self._epoch = ""  # of the server at which the claims are registered; "": not known
-        self._due_epoch = ""  # of the server at which they are to be registered
+        self._server = ""  # the epoch that the server tells
         self._until_ns = 0
         self._away = False
         self._draining = False
-        self._declared: tuple[wire.PoolCard, ...] | None = None  # what the engine knows
-        self._declaring: tuple[wire.PoolCard, ...] | None = None
-        self._declare_at_ns = 0
-        self._cards: tuple[wire.PoolCard, ...] | None = None
         self._taken_since_ns: int | None = None  # since when the name is known to be another's
         self._unsure = False  # there may be claims of ours that nobody knows of
         self._beat_at_ns = 0
@@ -130,16 +120,19 @@ class Claimer:
         self._claim_at_ns = 0
         self._woken = False
         self._ends: deque[wire.AttemptEnd] = deque()
-        self._tried = 0  # of them, the first ones: the engine may have heard of these
         self._finishing: list[wire.AttemptEnd] = []
+        self._repeated = 0  # of the first ends: the engine may have heard of them
         self._begun: dict[Pair, None] = {}
         self._begun_at_ns = 0
         self._marks: dict[str, wire.AttemptProgress] = {}
+        self._marking: dict[str, wire.AttemptProgress] = {}  # in the call under way
         self._marks_at_ns = 0
+        self._handlers = HandlerCalls(card.name, rng)
         self._tick_at_ns = self._reap_at_ns = self._retain_at_ns = 0
         # Calls, each with what becomes of its answer.
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
         self._notes, self._time = Lane(), Lane()
+        self._states, self._locks = Lane(), Lane()
         self._answers: dict[int, Callable[[object], None]] = {}
 
     def handle(self, now_ns: int, event: object) -> list[Action]:
@@ -153,6 +146,7 @@ class Claimer:
                 self._woken = self._woken or any(pool in self._wants for pool in pools)
             case NodeNotified():
                 self._beat_at_ns = now_ns
+                self._handlers.look_again(now_ns)
             case Leave():
                 self._leaving = True
             case events.Ticked():
@@ -184,28 +178,33 @@ class Claimer:
             case wire.Greeting(_, tenure, held, unconfirmed, more, member):
                 self.tenure, self._more, self._unheard = tenure, more, unconfirmed
                 self._was_member = member
+                self._repeated = unconfirmed  # the sidecar before may have told them
                 self._unsure = tenure != 0
                 self._hold(held)
             case wire.Holds(held, more):
                 self._more = more
                 self._hold(held)
             case wire.Pools(cards):
-                self._cards = cards
+                self._declaring.cards = cards
             case wire.Want(_, pool):
                 self._wants[pool] = message
                 self._claim_at_ns = self._now_ns
             case wire.Finish(ends):
                 self._hold(wire.Held(end.id, end.claim) for end in ends)
                 self._ends.extend(ends)
-                if self._unheard > 0:  # the sidecar before may have told them
-                    self._tried += len(ends)
                 self._unheard -= len(ends)
+                for end in ends:
+                    self._handlers.forget((end.id, end.claim))
             case wire.Begun(held):
                 self._begun.update({(each.id, each.claim): None for each in held})
             case wire.ProgressMarks(marks):
                 self._marks.update({mark.id: mark for mark in marks})
+            case wire.AskStates(asks):
+                self._handlers.ask_states(asks, self._held)
             case _:
-                raise AssertionError(f"{message} means nothing here")
+                assert isinstance(message, wire.AskLocks), f"{message} means nothing here"
+                if message.tenure == self.tenure:
+                    self._handlers.ask_locks(message.wishes)
 
     def next_deadline(self) -> int | None:
         """Return when to come back with Ticked, if nothing happens before."""
@@ -227,9 +226,11 @@ class Claimer:
         """Check what must hold between two events."""
         assert self._cancelled.keys() <= self._held.keys()
         assert bool(self._finishing) == bool(self._finishes.ticket)
-        assert 0 <= self._tried <= len(self._ends)
-        pending = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
-        assert not self.tenure or pending <= self._held.keys()
+        pending = max(0, self._unheard) + len(self._ends) + len(self._finishing)
+        assert self._repeated <= pending
+        pairs = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
+        assert not self.tenure or pairs <= self._held.keys()
+        self._handlers.validate()
 
     # -- calls --------------------------------------------------------------------------------
 
@@ -238,13 +239,13 @@ class Claimer:
         if self._more or self._unheard > 0:
             return
         if not self.tenure:
-            if self._cards and not self._leaving:
+            if self._declaring.cards and not self._leaving:
                 yield self._member, 0, self._join
                 if self._taken_since_ns is not None:  # maybe nobody else is there to do it
                     yield self._time, self._reap_at_ns, self._pass_time
             return
         yield self._member_call()
-        if self._ends and (self._epoch or self._tried):
+        if self._repeated or (self._ends and self._epoch):
             yield self._finishes, 0, self._finish
         if self._begun:
             yield self._notes, self._begun_at_ns, self._tell_begun
@@ -252,6 +253,11 @@ class Claimer:
             yield self._notes, self._marks_at_ns, self._tell_progress
         if self._leaving:
             return
+        if self._handlers.has_states:
+            yield self._states, 0, self._ask_states
+        lock_at_ns = self._handlers.lock_call_at()
+        if lock_at_ns is not None:
+            yield self._locks, lock_at_ns, self._ask_locks
         if self._may_claim and self._next_wants():
             yield self._claims, 0 if self._woken else self._claim_at_ns, self._claim
         yield self._time, min(self._tick_at_ns, self._reap_at_ns), self._pass_time
@@ -260,10 +266,11 @@ class Claimer:
         member, idle = self._member, not self._claims.ticket
         if self._leaving and not self._ends and not self._finishes.ticket and not self._held:
             return member, 0, self._leave
-        declare_at_ns = self._redeclare_at_ns()
+        declare_at_ns = self._declaring.due_ns()
         if declare_at_ns is not None and declare_at_ns <= self._beat_at_ns:
             return member, declare_at_ns, self._redeclare
-        if self._due_epoch and idle and not self._finishes.ticket and not self._tried:
+        told = not self._repeated and not self._finishes.ticket
+        if self._server != self._epoch and idle and told:
             return member, 0, self._rejoin
         if self._epoch and self._unsure and idle:
             return member, 0, self._release
@@ -286,7 +293,8 @@ class Claimer:
         self._out.append(Call(self._ticket, method, arguments))
 
     def _lane_of(self, ticket: int) -> Lane | None:
-        lanes = (self._member, self._claims, self._finishes, self._notes, self._time)
+        lanes = (self._member, self._claims, self._finishes, self._notes, self._time,
+                 self._states, self._locks)  # fmt: skip
         return next((lane for lane in lanes if lane.ticket == ticket), None)
 
     def _answered(self, ticket: int, result: object) -> None:
@@ -301,13 +309,7 @@ class Claimer:
         if lane is None:
             return
         lane.failed(self._now_ns, self._rng)
-        if lane is self._claims:
-            self._unsure = self._unsure or not event.unsent  # it may have happened
-        elif lane is self._finishes:
-            if self._tried or not event.unsent:  # those before them were tried
-                self._tried += len(self._finishing)
-            self._ends.extendleft(reversed(self._finishing))
-            self._finishing = []
+        self._undo(lane, event)
         if event.fenced:
             self._lose_all(event.reason)
         elif event.taken_ns is not None:
@@ -321,28 +323,31 @@ class Claimer:
             self._away = True
             self._tell_membership()
 
+    def _undo(self, lane: Lane, event: EngineFailed) -> None:
+        """Put back what a failed call was about."""
+        if lane is self._claims:
+            self._unsure = self._unsure or not event.unsent  # it may have happened
+        elif lane is self._finishes:
+            if not event.unsent:
+                self._repeated = max(self._repeated, len(self._finishing))
+            self._ends.extendleft(reversed(self._finishing))
+            self._finishing = []
+        elif lane is self._notes:
+            self._mark_again(self._marking)
+        elif lane is self._states:
+            for told in self._handlers.states_failed(event.reason, refused=event.refused):
+                self._tell(told)
+        elif lane is self._locks:
+            self._handlers.locks_failed()
+
     # -- membership ---------------------------------------------------------------------------
 
-    def _redeclare_at_ns(self) -> int | None:
-        """Return when to declare the pools anew; None: the engine knows them."""
-        if self._cards is None or self._cards == self._declared:
-            return None
-        declared = self._declared
-        if declared is not None and without_places(declared) == without_places(self._cards):
-            return self._declare_at_ns + PLACES_NS
-        return self._declare_at_ns
-
-    def _new_card(self) -> engine.NodeCard:
-        assert self._cards is not None
-        self._declaring = self._cards
-        return structs.replace(self._card, pools=tuple(map(engine_card, self._cards)))
-
     def _join(self) -> None:
-        self._call(self._member, self._joined, "join", self._new_card())
+        self._call(self._member, self._joined, "join", self._declaring.card(self._now_ns))
 
     def _joined(self, result: object) -> None:
         assert isinstance(result, engine.Joined)
-        self.tenure, self._epoch = result.tenure, result.epoch
+        self.tenure, self._epoch, self._server = result.tenure, result.epoch, result.epoch
         self._was_member = True
         self._unsure = False
         self._claim_at_ns = self._now_ns
@@ -350,12 +355,11 @@ class Claimer:
         self._is_alive()
 
     def _redeclare(self) -> None:
-        self._declare_at_ns = self._now_ns + DECLARE_NS
-        self._call(self._member, self._is_declared, "redeclare", self.tenure, self._new_card())
+        card = self._declaring.card(self._now_ns)
+        self._call(self._member, self._is_declared, "redeclare", self.tenure, card)
 
     def _is_declared(self, _result: object) -> None:
-        self._declared = self._declaring
-        self._declare_at_ns = self._now_ns
+        self._declaring.told(self._now_ns)
         self._taken_since_ns = None
 
     def _name_is_taken(self, reason: str, age_ns: int) -> None:
@@ -371,7 +375,7 @@ class Claimer:
 
     def _is_alive(self) -> None:
         called_ns, lease_ns = self._member.called_ns, self._card.lease_ns
-        if self._declared is None:  # the sidecar before had another configuration, maybe
+        if self._declaring.known is None:  # the sidecar before had other settings, maybe
             lease_ns = min(lease_ns, LEASE_NS_MIN)
         self._until_ns = called_ns + lease_ns
         self._beat_at_ns = called_ns + min(BEAT_NS, lease_ns // 4)
@@ -389,8 +393,9 @@ class Claimer:
         assert isinstance(result, engine.Orders)
         self._draining = result.draining
         self._is_alive()
-        if result.epoch != self._epoch:
-            self._epoch, self._due_epoch = "", result.epoch
+        self._server = result.epoch
+        if self._server != self._epoch:
+            self._epoch = ""
         cancelled = [pair for pair in self._pairs_of(result.cancel) if pair not in self._cancelled]
         self._cancelled.update(dict.fromkeys(cancelled))
         self._tell_pairs(wire.CancelAttempts, cancelled)
@@ -402,7 +407,7 @@ class Claimer:
 
     def _rejoined(self, result: object) -> None:
         assert isinstance(result, list)
-        self._epoch, self._due_epoch = self._due_epoch, ""
+        self._epoch = self._server
         self._unsure = False  # whatever else the tenure had went back
         self._claim_at_ns = self._now_ns
         lost = self._pairs_of(result)
@@ -430,10 +435,12 @@ class Claimer:
         self._out.append(actions.Report("cluster.fenced", "warning", reason=why))
         ends = [*self._finishing, *self._ends]
         self._ends.clear()
-        self._finishing, self._tried = [], 0
+        self._finishing, self._repeated = [], 0
         # What is under way belongs to the tenure that is over: its answers mean nothing.
         self._member, self._claims, self._finishes, self._notes = Lane(), Lane(), Lane(), Lane()
-        self.tenure, self._epoch, self._due_epoch, self._declared = 0, "", "", None
+        self._states, self._locks = Lane(), Lane()
+        self._handlers.reset()
+        self.tenure, self._epoch, self._server, self._declaring.known = 0, "", "", None
         self._begun, self._marks = {}, {}
         self._unsure = False
         self._confirm(ends)
@@ -469,6 +476,8 @@ class Claimer:
             self._cancelled.pop(pair, None)
             self._begun.pop(pair, None)
             self._marks.pop(pair[0], None)
+            self._marking.pop(pair[0], None)
+            self._handlers.forget(pair)
 
     def _confirm(self, ends: list[wire.AttemptEnd]) -> None:
         pairs = [(end.id, end.claim) for end in ends]
@@ -530,19 +539,19 @@ class Claimer:
     # -- ends ---------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        most = min(FINISH_MAX, len(self._ends) if self._epoch else self._tried)
         size = 0
-        while self._ends and len(self._finishing) < most:
+        number = min(FINISH_MAX, self._repeated or FINISH_MAX)
+        while self._ends and len(self._finishing) < number:
             size += self._ends[0].size
             if self._finishing and size > FINISH_BYTES:
                 break
             self._finishing.append(self._ends.popleft())
-        self._tried = max(0, self._tried - len(self._finishing))
         ends = [engine.End(*structs.astuple(end)) for end in self._finishing]
         self._call(self._finishes, self._finished, "finish", self.tenure, ends)
 
     def _finished(self, _result: object) -> None:
         ends, self._finishing = self._finishing, []
+        self._repeated = max(0, self._repeated - len(ends))
         self._confirm(ends)
 
     def _tell_begun(self) -> None:
@@ -554,9 +563,43 @@ class Claimer:
 
     def _tell_progress(self) -> None:
         self._marks_at_ns = self._now_ns + MARKS_NS
-        marks = [engine.ProgressMark(*structs.astuple(each)) for each in self._marks.values()]
-        self._marks = {}
-        self._call(self._notes, _nothing, "progress", self.tenure, marks)
+        self._marking, self._marks = self._marks, {}
+        marks = [engine.ProgressMark(*structs.astuple(each)) for each in self._marking.values()]
+        self._call(self._notes, self._marked, "progress", self.tenure, marks)
+
+    def _marked(self, result: object) -> None:
+        assert isinstance(result, list)
+        self._mark_again({id_: self._marking[id_] for id_ in result if id_ in self._marking})
+
+    def _mark_again(self, marks: dict[str, wire.AttemptProgress]) -> None:
+        """Tell again what came too early, or failed; what is newer wins."""
+        self._marks = {**marks, **self._marks}
+        self._marking = {}
+
+    # -- handlers -----------------------------------------------------------------------------
+
+    def _ask_states(self) -> None:
+        asks = self._handlers.next_states()
+        self._call(self._states, self._states_answered, "states", self.tenure, asks)
+
+    def _states_answered(self, result: object) -> None:
+        assert isinstance(result, list)
+        told, unknown = self._handlers.states_answered(result)
+        for each in told:
+            self._tell(each)
+        if unknown:  # the server may have crashed: a beat finds out
+            self._beat_at_ns = self._now_ns
+            self._states.failed(self._now_ns, self._rng)
+
+    def _ask_locks(self) -> None:
+        asks = self._handlers.next_locks(self._now_ns)
+        self._call(self._locks, self._locks_answered, "locks", self.tenure, asks)
+
+    def _locks_answered(self, result: object) -> None:
+        assert isinstance(result, list)
+        replies = self._handlers.locks_answered(result)
+        if replies:
+            self._tell(wire.LocksTold(self.tenure, replies))
 
     def _pass_time(self) -> None:
         if self._now_ns >= self._reap_at_ns:

@@ -27,15 +27,16 @@ from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.cluster.sidecar_events import EngineAnswered, EngineFailed
 
 # Which thread does what.
-WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME = range(7)
+WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME, HANDLERS = range(8)
 THREADS = {
     **dict.fromkeys(("submit", "cancel", "invalidate"), WRITES),
-    **dict.fromkeys(("ended", "changes"), READS),
+    **dict.fromkeys(("ended", "changes", "marks"), READS),
     **dict.fromkeys(("fetch", "view"), FETCHES),
     **dict.fromkeys(("join", "redeclare", "rejoin", "release", "beat", "leave"), MEMBER),
     "claim": CLAIMS,
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
     **dict.fromkeys(("tick", "reap", "retain"), TIME),
+    **dict.fromkeys(("states", "locks"), HANDLERS),
 }
 LISTEN_SECONDS = 1.0  # between two looks at what is to be listened to
 RECONNECT_SECONDS = 1.0
@@ -71,7 +72,7 @@ class Engines:
         queue = self._queues.get(number)
         if queue is None:
             queue = self._queues[number] = SimpleQueue()
-            engine = PostgresEngine(self._url, alone=self._alone)
+            engine = PostgresEngine(self._url, alone=self._alone | number)
             name = f"engine-{number}"
             threading.Thread(
                 target=self._work, args=(engine, queue), name=name, daemon=True

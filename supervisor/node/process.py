@@ -31,7 +31,7 @@ from musterd.ipc.wire.node_codec import decode_node
 from musterd.ipc.wire.node_messages import NODE_PROTOCOL, Pools, SidecarHello
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.cluster import claimer as claims
-from musterd.supervisor.cluster.checks import LIFE_BITS
+from musterd.supervisor.cluster.checks import KIND_BITS, LIFE_BITS
 from musterd.supervisor.cluster.claimer import Claimer
 from musterd.supervisor.cluster.engine import EngineAway, EngineRefused, NodeCard
 from musterd.supervisor.cluster.gateway import Gateway
@@ -130,8 +130,8 @@ class Sidecar:
         self._gateway = Gateway(waiter, rng)
         card = NodeCard(identity, settings.node, settings.lease_ns, __version__)
         self._claimer = Claimer(card, rng, settings.keep_ns)
-        life = secrets.randbits(LIFE_BITS)
-        self._engines = Engines(url, ((waiter & NODE_MASK) << LIFE_BITS) | life)
+        process = ((waiter & NODE_MASK) << LIFE_BITS) | secrets.randbits(LIFE_BITS)
+        self._engines = Engines(url, process << KIND_BITS)
         handed = socket.socket(fileno=settings.tasks_fd)
         self._clients = ClientPort(
             Path(settings.tasks_socket), secrets.token_hex(8), None, handed=handed
@@ -284,6 +284,8 @@ class Sidecar:
                 clients.drop(request, reason)
             case actions.TellChanges(peer, changes):
                 clients.newest_changes(peer, changes)
+            case actions.TellProgress(peers, note):
+                clients.progress(peers, note)
             case TellChange(change):
                 clients.changed(change)
             case EndPeer(peer, reason):

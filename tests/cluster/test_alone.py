@@ -9,12 +9,12 @@ from postgres import Cluster
 from rig import Rig
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.supervisor.cluster.checks import LIFE_BITS
+from musterd.supervisor.cluster.checks import KIND_BITS, LIFE_BITS
 from musterd.supervisor.cluster.engine import EngineAway, Held, NodeCard
 from musterd.supervisor.cluster.postgres import PostgresEngine
 from support.waiting import wait_for
 
-NUMBER = (1 << 61) + (12345 << LIFE_BITS)  # of a node: the lowest bits are those of a process
+NUMBER = (1 << 61) + (12345 << LIFE_BITS + KIND_BITS)  # of a node
 
 
 LATE: dict[str, Callable[[PostgresEngine, Rig, int], object]] = {
@@ -36,7 +36,7 @@ def test_a_late_call_of_a_process_that_died_has_no_effect(cluster: Cluster, meth
     rig.submit(rig.task(id="running"))
     grant = rig.claim_one(a)
     rig.submit(rig.task(id="queued"))
-    first = PostgresEngine(cluster.url, alone=NUMBER + 1)
+    first = PostgresEngine(cluster.url, alone=NUMBER + (1 << KIND_BITS) + 3)
     assert first.look_up(["x"]) == []
     lost: list[Exception] = []
 
@@ -53,7 +53,7 @@ def test_a_late_call_of_a_process_that_died_has_no_effect(cluster: Cluster, meth
         thread.start()
         waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
         wait_for("the call waits", lambda: cluster.sql(waits))
-        second = PostgresEngine(cluster.url, alone=NUMBER + 2)
+        second = PostgresEngine(cluster.url, alone=NUMBER + (2 << KIND_BITS) + 4)
         assert second.look_up(["x"]) == []  # it has waited for the end of the other session
         thread.join(timeout=60)
         assert lost, "the first session was not ended"
@@ -68,7 +68,7 @@ def test_a_late_call_of_a_process_that_died_has_no_effect(cluster: Cluster, meth
 
 
 def test_the_sessions_of_one_process_live_side_by_side(cluster: Cluster) -> None:
-    engines = [PostgresEngine(cluster.url, alone=NUMBER + 1) for _ in range(3)]
+    engines = [PostgresEngine(cluster.url, alone=NUMBER + kind) for kind in range(3)]
     for _ in range(2):
         for engine in engines:
             assert engine.look_up(["x"]) == []
@@ -84,7 +84,7 @@ def test_the_sessions_of_one_process_live_side_by_side(cluster: Cluster) -> None
 
 def test_other_numbers_are_not_disturbed(cluster: Cluster) -> None:
     first = PostgresEngine(cluster.url, alone=NUMBER)
-    second = PostgresEngine(cluster.url, alone=NUMBER + (1 << LIFE_BITS))
+    second = PostgresEngine(cluster.url, alone=NUMBER + (1 << LIFE_BITS + KIND_BITS))
     for _ in range(2):
         assert first.look_up(["x"]) == second.look_up(["x"]) == []
     assert first._connection is not None

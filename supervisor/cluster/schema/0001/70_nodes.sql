@@ -1,5 +1,9 @@
 -- Nodes: tenures, heartbeats, the end of a node.
 
+-- Let nodes know that there is something for them: orders, or a lock that is free.
+CREATE FUNCTION notify_nodes(p_tenures int[]) RETURNS void LANGUAGE sql AS $$
+  SELECT pg_notify(current_schema() || '_node_' || t, '') FROM unnest(p_tenures) t $$;
+
 -- Take claims of a tenure back, all but those that are known. `p_lost`: what had begun has crashed;
 -- else nobody has touched it. The caller has locked the tenure: a claim under way was waited for.
 CREATE FUNCTION take_back(p_tenure int, p_ids text[], p_claims bigint[], p_lost bool)
@@ -25,11 +29,16 @@ BEGIN
   END LOOP;
 END $$;
 
--- End a tenure: its claims go back. The caller has locked the tenure.
+-- End a tenure: its claims go back, its locks are free. The caller has locked the tenure.
 CREATE FUNCTION end_tenure(p_tenure int) RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE nodes int[];
 BEGIN
   UPDATE node n SET tenure = 0 WHERE n.tenure = p_tenure;
+  WITH gone AS (DELETE FROM lock l WHERE l.tenure = p_tenure RETURNING l.name)
+  SELECT array_agg(DISTINCT l.tenure) INTO nodes FROM gone g JOIN lock l ON l.name = g.name
+  WHERE l.tenure <> p_tenure;
+  PERFORM notify_nodes(nodes);
   RETURN QUERY SELECT * FROM take_back(p_tenure, '{}', '{}', true);
 END $$;
 
