@@ -83,6 +83,7 @@ class Claimer:
         self._leaving = False
         # Membership.
         self.tenure = 0
+        self.policy: int | None = None  # version of the applied policy, once it is known
         self._epoch = ""  # of the server at which the claims are registered; "": not known
         self._until_ns = 0
         self._away = False
@@ -274,6 +275,7 @@ class Claimer:
     def _joined(self, result: object) -> None:
         assert isinstance(result, engine.Joined)
         self.tenure, self._epoch = result.tenure, result.epoch
+        self.policy = result.policy
         self._unsure = False
         self._claim_at_ns = self._now_ns
         self._is_alive()
@@ -287,14 +289,15 @@ class Claimer:
 
     def _tell_membership(self) -> None:
         until_ns = self._until_ns if self.tenure else 0
-        self._tell(wire.Membership(self.tenure, until_ns, self._away, self._draining))
+        policy = self.policy or 0
+        self._tell(wire.Membership(self.tenure, until_ns, self._away, self._draining, policy))
 
     def _beat(self) -> None:
         self._call(self._member, self._ordered, "beat", self.tenure)
 
     def _ordered(self, result: object) -> None:
         assert isinstance(result, engine.Orders)
-        self._draining = result.draining
+        self._draining, self.policy = result.draining, result.policy
         self._is_alive()
         if result.epoch != self._epoch:
             epoch, self._epoch = result.epoch, ""

@@ -148,7 +148,11 @@ class Schedule(Struct, eq=False):
     last_ns: int = 0
     next_ns: int | None = 0
     memory: bytes = b""
-    task: str = ""
+    task: str = ""  # the newest run
+    ran_ns: int = 0
+    runs: int = 0
+    skipped: int = 0
+    paused: bool = False
     digest: str = ""
 
 

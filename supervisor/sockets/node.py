@@ -11,12 +11,15 @@ core has to tell is bounded there (core/tasks/claims.py), and the next sidecar i
 import secrets
 from pathlib import Path
 
+import msgspec
+
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.node_codec import decode_sidecar
 from musterd.ipc.wire.node_messages import (
     ATTEMPTS_MAX,
     NODE_PROTOCOL,
+    POLICY_BYTES_MAX,
     Begun,
     CancelAttempts,
     Confirmed,
@@ -29,6 +32,8 @@ from musterd.ipc.wire.node_messages import (
     NodeMessage,
     Pools,
     ProgressMarks,
+    ScheduleNews,
+    SharedPolicy,
     SidecarHello,
     SidecarMessage,
     Want,
@@ -37,11 +42,14 @@ from musterd.ipc.wire.node_messages import (
 from musterd.ipc.wire.router import Router
 from musterd.ipc.wire.zmtp import Message
 from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.core.model.shared import ClusterPolicy
 from musterd.supervisor.log import log
 from musterd.supervisor.sockets.listen import listen
 
 BACKLOG = 16  # one sidecar, and one that takes its place
 QUEUE_MAX = 10_000  # messages kept for a sidecar that does not read
+
+_decode_policy = msgspec.msgpack.Decoder(ClusterPolicy).decode
 
 ClusterAction = (
     actions.GreetCluster | actions.ShowPools | actions.WantAttempts | actions.TellCluster
@@ -64,6 +72,7 @@ class NodePort:
         self._peer = 0  # the connection of the sidecar, 0 for none
         self._complained = 0  # the connection whose first malformed message was logged
         self._found: list[object] = []
+        self._parts = bytearray()  # of a policy that is not complete
 
     def new_token(self) -> str:
         """Return the token for the next sidecar; one given before is not accepted any more."""
@@ -74,7 +83,9 @@ class NodePort:
         """Return what came in, as events."""
         for peer, frame in self._router.receive():
             try:
-                self._found.append(self._understand(peer, frame))
+                event = self._understand(peer, frame)
+                if event is not None:
+                    self._found.append(event)
             except ProtocolError as error:
                 self._complain(peer, str(error))
         found, self._found = self._found, []
@@ -88,7 +99,26 @@ class NodePort:
             return self._greet(peer, message)
         if peer != self._peer:
             raise ProtocolError("a message before the hello")
+        if type(message) is SharedPolicy:
+            return self._collect(peer, message)
         return _event_of(message)
+
+    def _collect(self, peer: int, message: SharedPolicy) -> events.PolicyShared | None:
+        """Return the policy of the cluster when its last part is there."""
+        self._parts += message.part
+        if len(self._parts) > POLICY_BYTES_MAX:
+            self._parts.clear()
+            raise ProtocolError(f"a policy of the cluster with more than {POLICY_BYTES_MAX} bytes")
+        if message.more:
+            return None
+        encoded, self._parts = self._parts, bytearray()
+        if not encoded:
+            return events.PolicyShared(message.version, None)
+        try:
+            return events.PolicyShared(message.version, _decode_policy(encoded))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._complain(peer, f"a policy of the cluster that cannot be read: {error}")
+            return events.PolicyShared(message.version, None)
 
     def _greet(self, peer: int, hello: SidecarHello) -> events.ClusterConnected:
         if hello.protocol != NODE_PROTOCOL:
@@ -103,6 +133,7 @@ class NodePort:
         if self._peer:
             self._router.end(self._peer)
         self._peer = peer
+        self._parts.clear()
         return events.ClusterConnected()
 
     def _gone(self, peer: int) -> None:
@@ -152,8 +183,10 @@ def _messages_of(action: ClusterAction) -> list[NodeMessage]:
 def _event_of(message: SidecarMessage) -> object:
     """Return the event that a message of the sidecar means."""
     match message:
-        case Membership(tenure, until_ns, away, draining):
-            return events.MembershipTold(tenure, until_ns, away, draining)
+        case Membership(tenure, until_ns, away, draining, policy):
+            return events.MembershipTold(tenure, until_ns, away, draining, policy)
+        case ScheduleNews():
+            return events.ScheduleNoted(*msgspec.structs.astuple(message))
         case Granted(request, pool, attempts):
             return events.AttemptsGranted(request, pool, attempts)
         case Confirmed(held):
@@ -162,5 +195,5 @@ def _event_of(message: SidecarMessage) -> object:
             return events.AttemptsCancelled(held)
         case LoseAttempts(held):
             return events.AttemptsLost(held)
-        case SidecarHello():
+        case SidecarHello() | SharedPolicy():
             raise ProtocolError("a second hello")
