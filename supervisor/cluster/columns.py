@@ -21,7 +21,7 @@ INT_MAX = 2**31
 
 # The arguments of the functions that the engine calls.
 SIGNATURES = {
-    "announce_1": "bigint",
+    "announce_1": "bigint bigint",
     "apply_1": "bytea int",
     "beat_1": "int",
     "begun_1": "int text[] bigint[]",

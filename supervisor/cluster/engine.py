@@ -465,7 +465,7 @@ class Engine(Protocol):
         No change is left out because its transaction took longer than that of a later one.
         """
 
-    def announce(self, number: int) -> bool:
-        """Take it upon the caller to alert people of a change; True for one caller."""
+    def announce(self, number: int, token: int) -> bool:
+        """Take it upon the caller to alert people of a change; True for one token."""
 
     def statistics(self) -> Statistics: ...

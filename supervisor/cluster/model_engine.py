@@ -548,10 +548,10 @@ class ModelEngine(Ends):
             found = sorted({note.schedule: note for note in changes}.values(), key=_number)
         return Changed(tuple(found[-CHANGES_MAX:]), str(len(changes)))
 
-    def announce(self, number: int) -> bool:
+    def announce(self, number: int, token: int) -> bool:
         note = self.board.changes[number - 1]
         self.board.changes[number - 1] = structs.replace(note, announced=True)
-        return not note.announced
+        return self.board.announced.setdefault(number, token) == token
 
 
 def _number(note: ChangeNote) -> int:

@@ -176,6 +176,7 @@ class Board(Struct, eq=False):
     state: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     locks: dict[str, Lock] = field(default_factory=dict)
     changes: list[ChangeNote] = field(default_factory=list)
+    announced: dict[int, int] = field(default_factory=dict)  # changes, and whose token took them
     seq: int = 0
     ends: int = 0
 

@@ -478,8 +478,8 @@ class PostgresEngine:
         rows = zip(*[each or () for each in lists], strict=True)
         return Changed(tuple([ChangeNote(*row) for row in rows]), now)
 
-    def announce(self, number: int) -> bool:
-        return bool(self._call("announce_1", number)[0][0])
+    def announce(self, number: int, token: int) -> bool:
+        return bool(self._call("announce_1", number, token)[0][0])
 
     def statistics(self) -> Statistics:
         [(oldest_ns, dead, live_bytes)] = self._call("statistics_1")

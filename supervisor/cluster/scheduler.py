@@ -171,6 +171,7 @@ class Scheduler:
         self._skips: dict[str, Skips] = {}
         self._after = ""
         self._notes: deque[engine.ChangeNote] = deque(maxlen=ANNOUNCE_MAX)
+        self._token = rng.getrandbits(62)
         self._fetch, self._look, self._settle = Lane(), Lane(), Lane()
         self._follow, self._announce = Lane(), Lane()
         self._answers: dict[int, Callable[[object], None]] = {}
@@ -394,12 +395,14 @@ class Scheduler:
                 self._tell_change(note, elsewhere=True)
 
     def _call_announce(self) -> None:
-        note = self._notes.popleft()
+        note = self._notes[0]
 
         def answered(result: object) -> None:
-            self._tell_change(note, elsewhere=not result)
+            if self._notes and self._notes[0] is note:  # else it was dropped
+                self._notes.popleft()
+                self._tell_change(note, elsewhere=not result)
 
-        self._call(self._announce, answered, "announce", note.number)
+        self._call(self._announce, answered, "announce", note.number, self._token)
 
     def _tell_change(self, note: engine.ChangeNote, *, elsewhere: bool) -> None:
         news = wire.ScheduleNews(

@@ -248,8 +248,9 @@ def test_one_node_announces_a_change(rig: Rig) -> None:
         run(rig, a, f"@kites.{number}", bytes([number]))
     [note] = rig.engine.changes().notes
     assert not note.announced
-    assert rig.engine.announce(note.number)
-    assert not rig.engine.announce(note.number)
+    assert rig.engine.announce(note.number, 7)
+    assert not rig.engine.announce(note.number, 8)
+    assert rig.engine.announce(note.number, 7)  # its answer was lost
     [note] = rig.engine.changes().notes
     assert note.announced
 

@@ -174,7 +174,7 @@ CREATE TABLE digest (schedule text COLLATE "C" PRIMARY KEY, digest text NOT NULL
 CREATE TABLE change (
   number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, schedule text COLLATE "C" NOT NULL,
   task text NOT NULL, digest text NOT NULL, at timestamptz NOT NULL,
-  announced bool NOT NULL DEFAULT false, xact xid8 NOT NULL DEFAULT pg_current_xact_id());
+  announced bigint, xact xid8 NOT NULL DEFAULT pg_current_xact_id());
 CREATE INDEX change_xact ON change (xact);
 
 -- Small words.

@@ -250,7 +250,7 @@ DECLARE since pg_snapshot := nullif(p_after, '')::pg_snapshot;
 BEGIN
   RETURN QUERY SELECT pg_current_snapshot()::text, array_agg(c.number ORDER BY c.number),
     array_agg(c.schedule ORDER BY c.number), array_agg(c.task ORDER BY c.number),
-    array_agg(c.digest ORDER BY c.number), array_agg(c.announced ORDER BY c.number)
+    array_agg(c.digest ORDER BY c.number), array_agg(c.announced IS NOT NULL ORDER BY c.number)
   FROM (
     (SELECT DISTINCT ON (x.schedule) x.* FROM change x WHERE since IS NULL
      ORDER BY x.schedule, x.number DESC LIMIT 1000)
@@ -260,9 +260,11 @@ BEGIN
      ORDER BY x.number DESC LIMIT 1000)) c;
 END $$;
 
-CREATE FUNCTION announce_1(p_number bigint) RETURNS bool LANGUAGE plpgsql AS $$
+-- True for one token, also when it asks again.
+CREATE FUNCTION announce_1(p_number bigint, p_token bigint) RETURNS bool LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-  UPDATE change c SET announced = true WHERE c.number = p_number AND NOT c.announced;
+  UPDATE change c SET announced = p_token WHERE c.number = p_number
+    AND coalesce(c.announced, p_token) = p_token;
   RETURN FOUND;
 END $$;
