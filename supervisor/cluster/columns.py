@@ -35,7 +35,7 @@ SIGNATURES = {
     "find_1": "text text smallint[] text text text int",
     "finish_1": "int text[] bigint[] smallint[] bytea[] bigint[] bytea[] text[] bool[] bigint[] "
     "bigint[] bigint[] text[] bool[]",
-    "forget_1": "text",
+    "forget_1": "text bool",
     "invalidate_1": "text bool",
     "join_1": "text text bigint text bytea text[] int[] bigint[] int[] bigint[] bigint[] text[] "
     "text[] bigint[] bigint[]",

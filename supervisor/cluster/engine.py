@@ -128,6 +128,7 @@ class NodeView(Struct, frozen=True):
     beat_age_ns: int
     software: str
     pools: tuple[PoolCard, ...]
+    lost: bool = False  # it was reaped, and has not come back
 
 
 class Reaped(Struct, frozen=True):
@@ -357,8 +358,11 @@ class Engine(Protocol):
     def drain(self, name: str, *, draining: bool) -> bool:
         """Grant nothing more to a node, or again; return whether there is one of that name."""
 
-    def forget(self, name: str) -> bool:
-        """End a node's tenure, and forget what it declared."""
+    def forget(self, name: str, *, force: bool = True) -> bool:
+        """End a node's tenure, and forget what it declared; return whether that was done.
+
+        Without `force` a node that is alive is not forgotten.
+        """
 
     # -- tasks
     def submit(

@@ -155,6 +155,7 @@ class ModelEngine(Ends):
             if node.tenure and not self._alive(node):
                 tenure = node.tenure
                 reaped.append(Reaped(node.card.name, tenure, self._end_tenure(node)))
+                node.lost = True
         return reaped
 
     def _end_tenure(self, node: Node) -> int:
@@ -177,6 +178,7 @@ class ModelEngine(Ends):
                 now_ns - node.beat_ns,
                 node.card.software,
                 node.card.pools,
+                node.lost,
             )
             for node in sorted(self.board.nodes.values(), key=lambda each: each.card.name)
         ]
@@ -187,8 +189,9 @@ class ModelEngine(Ends):
             node.draining = draining
         return bool(found)
 
-    def forget(self, name: str) -> bool:
+    def forget(self, name: str, *, force: bool = True) -> bool:
         found = [each for each in self.board.nodes.values() if each.card.name == name]
+        found = [each for each in found if force or not self._alive(each)]
         for node in found:
             if node.tenure:
                 self._end_tenure(node)

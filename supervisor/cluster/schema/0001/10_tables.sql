@@ -30,7 +30,8 @@ CREATE SEQUENCE tenure_seq AS int;
 CREATE TABLE node (
   identity text PRIMARY KEY, name text NOT NULL, tenure int NOT NULL,  -- 0: it has left
   beat timestamptz NOT NULL, lease interval NOT NULL, epoch text NOT NULL,
-  draining bool NOT NULL DEFAULT false, software text NOT NULL, card bytea NOT NULL
+  draining bool NOT NULL DEFAULT false, software text NOT NULL, card bytea NOT NULL,
+  lost bool NOT NULL DEFAULT false      -- it was reaped, and has not come back
 ) WITH (fillfactor = 20);
 CREATE INDEX node_tenure ON node (tenure) WHERE tenure <> 0;
 
