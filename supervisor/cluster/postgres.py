@@ -53,6 +53,7 @@ from musterd.supervisor.cluster.engine import (
     PolicyView,
     ProgressMark,
     Reaped,
+    Recent,
     SiteView,
     Statistics,
     TaskFilter,
@@ -359,7 +360,11 @@ class PostgresEngine:
         return rejected
 
     def purge(self, which: TaskFilter) -> int:
-        return int(self._call("purge_1", *conditions(which))[0][0])
+        ids = list(which.ids) if which.ids is not None else None
+        total = 0
+        while number := int(self._call("purge_1", *conditions(which), ids, which.older_ns)[0][0]):
+            total += number
+        return total
 
     def view(self, id_: str) -> TaskView | None:
         rows = self._call("view_1", id_)
@@ -367,6 +372,9 @@ class PostgresEngine:
 
     def find(self, which: TaskFilter) -> list[TaskView]:
         return [view(row) for row in self._call("find_1", *conditions(which), which.limit)]
+
+    def recent(self, span_ns: int) -> list[Recent]:
+        return [Recent(*row) for row in self._call("recent_1", span_ns)]
 
     def counts(self) -> list[Count]:
         rows = self._call("counts_1")

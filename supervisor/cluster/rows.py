@@ -21,7 +21,7 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
     TaskView,
 )
-from musterd.supervisor.cluster.engine import Grant, TaskFilter, Told
+from musterd.supervisor.cluster.engine import FINISHED, UNSUCCESSFUL, Grant, TaskFilter, Told
 
 Row = tuple[Any, ...]
 
@@ -120,7 +120,9 @@ def grant(row: Row) -> Grant:
 
 
 def conditions(which: TaskFilter) -> tuple[object, ...]:
+    groups = {FINISHED: [4, 5, 6, 7], UNSUCCESSFUL: [5, 6, 7]}
     states = [number for number, state in STATES.items() if state == which.state]
+    states = groups.get(which.state, states)
     return (
         which.pool,
         which.target,

@@ -115,6 +115,7 @@ CREATE TABLE done (
 ) PARTITION BY RANGE (finished_at);
 CREATE INDEX done_waiter ON done (waiter, xact) WHERE waiter <> 0;
 CREATE INDEX done_state ON done (state, finished_at) WHERE state <> 4;
+CREATE INDEX done_time ON done USING brin (finished_at) WITH (pages_per_range = 16);  -- for people
 CREATE TABLE done_rest PARTITION OF done DEFAULT;  -- empty unless nobody made partitions ahead
 
 -- Keys in use, and what is remembered of them.
