@@ -100,6 +100,25 @@ class WebStatus(Struct, frozen=True, kw_only=True):
     reason: str = ""  # why it is not up
 
 
+class NodeStatus(Struct, frozen=True, kw_only=True):
+    """One machine of a cluster."""
+
+    name: str
+    state: str  # "alive", "draining", "silent" (its lease is over), "lost" (reaped), "left"
+    running: int = 0  # tasks that it has claimed
+    places: int = 0  # tasks that it runs at once
+    seen_seconds: float = 0.0  # since it was heard of
+    version: str = ""
+    pools: dict[str, int] = {}  # places by pool
+    identity: str = ""
+
+
+class NodeList(Struct, frozen=True, kw_only=True):
+    """Answer to `musterctl cluster nodes`."""
+
+    nodes: list[NodeStatus]
+
+
 class FleetStatus(Struct, frozen=True, kw_only=True):
     version: str
     pid: int

@@ -171,7 +171,7 @@ def usable(connection: Connection, schema: str, known: int) -> None:
         )
 
 
-def may(connection: Connection, schema: str, function: str) -> None:
+def may(connection: Connection, schema: str, function: str, role: str = "node") -> None:
     """Refuse a user that may not do what is asked of it, such as `claim_1` of a node."""
     allowed = connection.execute(
         "SELECT bool_or(has_function_privilege(p.oid, 'EXECUTE')) FROM pg_proc p "
@@ -180,7 +180,7 @@ def may(connection: Connection, schema: str, function: str) -> None:
     ).fetchone()
     if allowed is None or not allowed[0]:
         raise EngineRefused(
-            f"'{connection.info.user}' may not call {schema}.{function}: GRANT {schema}_node TO "
+            f"'{connection.info.user}' may not call {schema}.{function}: GRANT {schema}_{role} TO "
             f"{connection.info.user}"
         )
 

@@ -36,7 +36,7 @@ SIGNATURES = {
     "find_1": "text text smallint[] text text text int",
     "finish_1": "int text[] bigint[] smallint[] bytea[] bigint[] bytea[] text[] bool[] bigint[] "
     "bigint[] bigint[] text[] bool[]",
-    "forget_1": "text",
+    "forget_1": "text bool",
     "invalidate_1": "text bool",
     "join_1": "text text bigint text bytea text[] int[] bigint[] int[] bigint[] bigint[] text[] "
     "text[] bigint[] bigint[]",
@@ -49,9 +49,10 @@ SIGNATURES = {
     "pause_1": "text bool",
     "policy_1": "",
     "progress_1": "int text[] real[] text[]",
-    "purge_1": "text text smallint[] text text text",
+    "purge_1": "text text smallint[] text text text text[] bigint",
     "ran_1": "text bigint bigint text bigint",
     "reap_1": "",
+    "recent_1": "bigint",
     "rejoin_1": "int text[] bigint[]",
     "release_1": "int text[] bigint[]",
     "retain_1": "bigint",

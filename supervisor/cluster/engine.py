@@ -47,6 +47,10 @@ AGING_TURN = 16  # at most one grant of this many goes to an aged task of a lowe
 HISTORY_MAX = 10  # failed attempts that a task remembers
 GOOD_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # a site that was shut for longer has changed
 QUEUE_FULL_RETRY_NS = SECOND_NS  # how full a queue is, is counted once a second
+RECENT_NS_MAX = 10 * SECOND_NS  # that `recent` looks back
+DEAD_COUNTED_MAX = 10_000
+SITES_SEEN_MAX = 1000  # of a cluster that has more, those with a breaker that is not closed first
+FINISHED, UNSUCCESSFUL = "finished", "unsuccessful"  # for a filter: any final state, all but one
 PROGRESS_GAP_NS = SECOND_NS  # between two reports of one task
 CHANGES_MAX = 1000  # of schedules' results, in one answer: the newest
 
@@ -129,6 +133,7 @@ class NodeView(Struct, frozen=True):
     beat_age_ns: int
     software: str
     pools: tuple[PoolCard, ...]
+    lost: bool = False  # it was reaped, and has not come back
 
 
 class Reaped(Struct, frozen=True):
@@ -227,10 +232,12 @@ class Fetched(Struct, frozen=True):
 class TaskFilter(Struct, frozen=True):
     pool: str = ""
     target: str = ""
-    state: str = ""  # queued, waiting, running, or a final state; "": any
+    state: str = ""  # queued, waiting, running, or a final state; UNSUCCESSFUL, FINISHED; "": any
     error: str = ""  # part of the last error
     key: str = ""
     schedule: str = ""
+    ids: tuple[str, ...] | None = None  # for purge; None: any
+    older_ns: int = 0  # for purge: ended at least so long ago
     limit: int = 100
 
 
@@ -239,6 +246,15 @@ class Count(Struct, frozen=True):
     level: int
     state: str
     tasks: int
+
+
+class Recent(Struct, frozen=True):
+    """What became of tasks of a pool lately."""
+
+    pool: str
+    succeeded: int
+    failed: int
+    dead: int  # failed tasks that are kept, of the newest DEAD_COUNTED_MAX of all pools
 
 
 class Ticked(Struct, frozen=True):
@@ -269,6 +285,8 @@ class SiteView(Struct, frozen=True):
     open_for_ns: int = 0
     failures: int = 0
     inside: int = 0  # claims that hold a place
+    reopenings: int = 0
+    waiting: int = 0  # queued tasks, counted up to 1,000
 
 
 class DueSchedule(Struct, frozen=True):
@@ -376,8 +394,11 @@ class Engine(Protocol):
     def drain(self, name: str, *, draining: bool) -> bool:
         """Grant nothing more to a node, or again; return whether there is one of that name."""
 
-    def forget(self, name: str) -> bool:
-        """End a node's tenure, and forget what it declared."""
+    def forget(self, name: str, *, force: bool = True) -> bool:
+        """End a node's tenure, and forget what it declared; return whether that was done.
+
+        Without `force` a node that is alive is not forgotten.
+        """
 
     # -- tasks
     def submit(
@@ -405,7 +426,12 @@ class Engine(Protocol):
         """Forget ended tasks; return how many."""
 
     def view(self, id_: str) -> TaskView | None: ...
-    def find(self, which: TaskFilter) -> list[TaskView]: ...
+    def find(self, which: TaskFilter) -> list[TaskView]:
+        """Return tasks, newest first, live ones before those that have ended."""
+
+    def recent(self, span_ns: int) -> list[Recent]:
+        """Say what ended within this time, at most RECENT_NS_MAX, for each pool."""
+
     def counts(self) -> list[Count]: ...
     def invalidate(self, key: str, *, prefix: bool = False) -> None: ...
     def tick(self) -> Ticked:

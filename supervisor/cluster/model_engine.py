@@ -14,9 +14,7 @@ from musterd.ipc.wire.messages import (
     LOW,
     QUEUED,
     RUNNING,
-    WAITING,
     Outcome,
-    TaskView,
 )
 from musterd.supervisor.cluster.engine import (
     AGING_TURN,
@@ -25,7 +23,6 @@ from musterd.supervisor.cluster.engine import (
     Changed,
     ChangeNote,
     ClusterPolicy,
-    Count,
     DueSchedule,
     End,
     Ended,
@@ -47,15 +44,10 @@ from musterd.supervisor.cluster.engine import (
     ScheduleCard,
     ScheduleView,
     Settled,
-    SiteView,
-    Statistics,
-    TaskFilter,
     Told,
     Want,
 )
-from musterd.supervisor.cluster.model_ends import Ends
 from musterd.supervisor.cluster.model_records import (
-    JOINED,
     LaneKey,
     Lock,
     Node,
@@ -63,9 +55,10 @@ from musterd.supervisor.cluster.model_records import (
     Schedule,
     Task,
 )
+from musterd.supervisor.cluster.model_views import Views
 
 
-class ModelEngine(Ends):
+class ModelEngine(Views):
     def __init__(self, clock: Callable[[], int], rng: Random, *, wall_ns: int = 0) -> None:
         super().__init__(clock, rng, wall_ns)
         self._tenure = 0
@@ -159,6 +152,7 @@ class ModelEngine(Ends):
             if node.tenure and not self._alive(node):
                 tenure = node.tenure
                 reaped.append(Reaped(node.card.name, tenure, self._end_tenure(node)))
+                node.lost = True
         return reaped
 
     def _end_tenure(self, node: Node) -> int:
@@ -181,6 +175,7 @@ class ModelEngine(Ends):
                 now_ns - node.beat_ns,
                 node.card.software,
                 node.card.pools,
+                node.lost,
             )
             for node in sorted(self.board.nodes.values(), key=lambda each: each.card.name)
         ]
@@ -191,8 +186,9 @@ class ModelEngine(Ends):
             node.draining = draining
         return bool(found)
 
-    def forget(self, name: str) -> bool:
+    def forget(self, name: str, *, force: bool = True) -> bool:
         found = [each for each in self.board.nodes.values() if each.card.name == name]
+        found = [each for each in found if force or not self._alive(each)]
         for node in found:
             if node.tenure:
                 self._end_tenure(node)
@@ -340,60 +336,12 @@ class ModelEngine(Ends):
         next_bytes = len(self.board.done[unread[0]].outcome.value) if unread else 0
         return Fetched(tuple(outcomes), tuple(alive), tuple(absent), tuple(unread), next_bytes)
 
-    def view(self, id_: str) -> TaskView | None:
-        task, done = self.board.live.get(id_), self.board.done.get(id_)
-        if task is not None:
-            node = self.board.of(task.tenure) if task.tenure else None
-            return task.view(node.card.name if node is not None else "", self.wall_ns)
-        return done.view(self.wall_ns) if done is not None else None
-
-    def find(self, which: TaskFilter) -> list[TaskView]:
-        live = [each for each in self.board.live.values() if self._fits(each, which)]
-        live.sort(key=lambda each: each.seq)
-        done = [each for each in self.board.done.values() if self._fits(each.task, which)]
-        done.sort(key=lambda each: -each.number)
-        views = [self.view(task.spec.id) for task in [*live, *(each.task for each in done)]]
-        return [
-            structs.replace(view, args=b"", value=b"")
-            for view in views
-            if view is not None and which.state in ("", view.state)
-        ][: which.limit]
-
-    def _fits(self, task: Task, which: TaskFilter) -> bool:
-        return (
-            which.pool in ("", task.pool)
-            and which.target in ("", task.spec.target)
-            and which.key in ("", task.spec.key)
-            and which.error in task.error
-            and (not which.schedule or task.spec.id.startswith(f"@{which.schedule}."))
-        )
-
-    def purge(self, which: TaskFilter) -> int:
-        chosen = [
-            id_
-            for id_, each in self.board.done.items()
-            if self._fits(each.task, which) and which.state in ("", each.outcome.state)
-        ]
-        for id_ in chosen:
-            del self.board.done[id_]
-        return len(chosen)
-
     def retain(self, keep_ns: int) -> int:
         until_ns = self.clock() - keep_ns
         old = [id_ for id_, each in self.board.done.items() if each.finished_ns < until_ns]
         for id_ in old:
             del self.board.done[id_]
         return len(old)
-
-    def counts(self) -> list[Count]:
-        numbers: dict[tuple[str, int, str], int] = {}
-        for task in self.board.live.values():
-            key = (task.pool, task.level, WAITING if task.state == JOINED else task.state)
-            numbers[key] = numbers.get(key, 0) + 1
-        return [Count(*key, number) for key, number in sorted(numbers.items())]
-
-    def statistics(self) -> Statistics:
-        return Statistics(0, 0, 0, tuple(self.counts()))
 
     # -- policy -------------------------------------------------------------------------------
 
@@ -420,10 +368,6 @@ class ModelEngine(Ends):
             known.turn += 1
             known.next_ns = 0
         known.card = card
-
-    def sites(self) -> list[SiteView]:
-        views = [s.view(self.clock(), self.inside(s.target)) for s in self.sites_.all()]
-        return sorted((v for v in views if v is not None), key=lambda view: view.target)
 
     # -- handlers -----------------------------------------------------------------------------
 

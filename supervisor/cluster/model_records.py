@@ -115,6 +115,7 @@ class Node(Struct, eq=False):
     beat_ns: int
     epoch: str
     draining: bool = False
+    lost: bool = False  # it was reaped
 
 
 class Pool(Struct, eq=False):

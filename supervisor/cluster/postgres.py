@@ -54,6 +54,7 @@ from musterd.supervisor.cluster.engine import (
     PolicyView,
     ProgressMark,
     Reaped,
+    Recent,
     Run,
     ScheduleView,
     Settled,
@@ -91,21 +92,28 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 class PostgresEngine:
-    def __init__(self, url: str, schema: str = SCHEMA, *, alone: int = 0) -> None:
-        """`alone` is a number that one session has at a time: a former one is ended before."""
+    def __init__(
+        self, url: str, schema: str = SCHEMA, *, alone: int = 0, patience_seconds: float = 0
+    ) -> None:
+        """`alone` is a number that one session has at a time: a former one is ended before.
+
+        With `patience_seconds` a call that takes longer is ended by the server.
+        """
         self._url = url
         self._alone = alone
+        self._patience_ms = round(patience_seconds * 1000)
         self._schema = schema
         self._connection: psycopg.Connection[Row] | None = None
         self._queries: dict[str, sql.Composed] = {}
 
-    def check(self, function: str = "claim_1") -> list[str]:
-        """Refuse a database that cannot be used; return warnings about the others."""
+    def check(self, function: str = "claim_1", role: str = "node") -> list[str]:
+        """Refuse a database that cannot be used, or a user without `role` that may not call the
+        function; return warnings about the others."""
         connection = self._connected()
         checks.server(connection)
         checks.pooler(connection, self._url)
         checks.usable(connection, self._schema, VERSION)
-        checks.may(connection, self._schema, function)
+        checks.may(connection, self._schema, function, role)
         return checks.warnings(connection)
 
     def close(self) -> None:
@@ -122,6 +130,9 @@ class PostgresEngine:
             connection = checks.connect(self._url)
             if self._alone:
                 checks.be_alone(connection, self._alone)
+            if self._patience_ms:
+                limit = "SELECT set_config('statement_timeout', %s, false)"
+                connection.execute(limit, (str(self._patience_ms),))
             self._connection = connection
         return self._connection
 
@@ -230,18 +241,16 @@ class PostgresEngine:
     def nodes(self) -> list[NodeView]:
         views = []
         for row in self._call("nodes_1"):
-            identity, name, tenure, alive, draining, claims, age_ns, software, card = row
-            pools = _unpack_card(card).pools
-            views.append(
-                NodeView(identity, name, tenure, alive, draining, claims, age_ns, software, pools)
-            )
+            identity, name, tenure, alive, draining, claims, age_ns, software, card, lost = row
+            known = (identity, name, tenure, alive, draining, claims, age_ns, software)
+            views.append(NodeView(*known, _unpack_card(card).pools, lost))
         return views
 
     def drain(self, name: str, *, draining: bool) -> bool:
         return bool(self._call("drain_1", name, draining)[0][0])
 
-    def forget(self, name: str) -> bool:
-        rows = self._call("forget_1", name)
+    def forget(self, name: str, *, force: bool = True) -> bool:
+        rows = self._call("forget_1", name, force)
         wakes = Wakes()
         tell([row[1:] for row in rows], wakes)
         self._wake(wakes)
@@ -356,7 +365,11 @@ class PostgresEngine:
         return rejected
 
     def purge(self, which: TaskFilter) -> int:
-        return int(self._call("purge_1", *conditions(which))[0][0])
+        ids = list(which.ids) if which.ids is not None else None
+        total = 0
+        while number := int(self._call("purge_1", *conditions(which), ids, which.older_ns)[0][0]):
+            total += number
+        return total
 
     def view(self, id_: str) -> TaskView | None:
         rows = self._call("view_1", id_)
@@ -364,6 +377,9 @@ class PostgresEngine:
 
     def find(self, which: TaskFilter) -> list[TaskView]:
         return [view(row) for row in self._call("find_1", *conditions(which), which.limit)]
+
+    def recent(self, span_ns: int) -> list[Recent]:
+        return [Recent(*row) for row in self._call("recent_1", span_ns)]
 
     def counts(self) -> list[Count]:
         rows = self._call("counts_1")

@@ -21,7 +21,15 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
     TaskView,
 )
-from musterd.supervisor.cluster.engine import Grant, Run, TaskFilter, Told, Verdict
+from musterd.supervisor.cluster.engine import (
+    FINISHED,
+    UNSUCCESSFUL,
+    Grant,
+    Run,
+    TaskFilter,
+    Told,
+    Verdict,
+)
 
 Row = tuple[Any, ...]
 
@@ -129,7 +137,9 @@ def tally(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> tuple[object, ...
 
 
 def conditions(which: TaskFilter) -> tuple[object, ...]:
+    groups = {FINISHED: [4, 5, 6, 7], UNSUCCESSFUL: [5, 6, 7]}
     states = [number for number, state in STATES.items() if state == which.state]
+    states = groups.get(which.state, states)
     return (
         which.pool,
         which.target,

@@ -3,7 +3,7 @@
 `process` is the loop around three pure parts (cluster/gateway.py, claimer.py, scheduler.py),
 `engines` the threads that call PostgreSQL, `lookups` the results that clients are owed.
 
-May import: cluster, config, core.model, core.tasks, ipc.errors, ipc.secrets, ipc.wire, settings,
+May import: cluster, config, core.model, core.tasks, ipc.errors, ipc.wire, settings,
 sockets, system.
 Not for: decisions about tasks (cluster, core).
 """

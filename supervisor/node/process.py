@@ -25,8 +25,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from musterd import __version__
-from musterd.ipc.errors import ProtocolError
-from musterd.ipc.secrets.lookup import MissingSecret, find_secret, read_secret
+from musterd.ipc.errors import ConfigurationError, ProtocolError
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.node_codec import decode_node
 from musterd.ipc.wire.node_messages import NODE_PROTOCOL, Pools, SidecarHello
@@ -52,6 +51,7 @@ from musterd.supervisor.config.timezones import time_zone
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.node.engines import Engines, Job, Listener
 from musterd.supervisor.node.lookups import Lookups
+from musterd.supervisor.settings.cluster_url import cluster_url
 from musterd.supervisor.settings.node import NodeSettings
 from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
 from musterd.supervisor.sockets.declarations import Declarations
@@ -76,23 +76,6 @@ class Trouble(Exception):
     def __init__(self, message: str, code: int = EXIT_FAILED) -> None:
         super().__init__(message)
         self.code = code
-
-
-def url_of(settings: NodeSettings) -> str:
-    """Return the URL of the database; Trouble if it cannot be found."""
-    try:
-        if settings.url_file:
-            path = Path(settings.url_file)
-            url = read_secret(path.name, path)
-        elif settings.url_secret:
-            url = find_secret(settings.url_secret)
-        else:
-            url = settings.url
-    except MissingSecret as error:
-        raise Trouble(str(error), EXIT_CONFIGURATION) from None
-    if not url.strip():
-        raise Trouble(f"cluster.url_file {settings.url_file} is missing or empty", 78)
-    return url.strip()
 
 
 def identity_of(state_dir: Path) -> str:
@@ -352,7 +335,10 @@ def run(settings: NodeSettings, beat_fd: int) -> int:
     setproctitle("musterd: cluster")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        url = url_of(settings)
+        try:
+            url = cluster_url(settings.url, settings.url_file, settings.url_secret)
+        except ConfigurationError as error:
+            raise Trouble(str(error), EXIT_CONFIGURATION) from None
         check(url)
         sidecar = Sidecar(settings, beat_fd, url)
 

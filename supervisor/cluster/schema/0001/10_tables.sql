@@ -32,7 +32,8 @@ CREATE SEQUENCE tenure_seq AS int;
 CREATE TABLE node (
   identity text PRIMARY KEY, name text NOT NULL, tenure int NOT NULL,  -- 0: it has left
   beat timestamptz NOT NULL, lease interval NOT NULL, epoch text NOT NULL,
-  draining bool NOT NULL DEFAULT false, software text NOT NULL, card bytea NOT NULL
+  draining bool NOT NULL DEFAULT false, software text NOT NULL, card bytea NOT NULL,
+  lost bool NOT NULL DEFAULT false      -- it was reaped, and has not come back
 ) WITH (fillfactor = 20);
 CREATE INDEX node_tenure ON node (tenure) WHERE tenure <> 0;
 
@@ -116,6 +117,7 @@ CREATE TABLE done (
 ) PARTITION BY RANGE (finished_at);
 CREATE INDEX done_waiter ON done (waiter, xact) WHERE waiter <> 0;
 CREATE INDEX done_state ON done (state, finished_at) WHERE state <> 4;
+CREATE INDEX done_time ON done USING brin (finished_at) WITH (pages_per_range = 16);  -- for people
 CREATE TABLE done_rest PARTITION OF done DEFAULT;  -- empty unless nobody made partitions ahead
 
 -- Keys in use, and what is remembered of them.
