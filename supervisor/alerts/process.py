@@ -293,7 +293,8 @@ class AlertProcess:
             return
         saved.seen_count = saved.seen_count + 1 if at == seen_at else 1
         saved.seen_at = at
-        if not first and fields.get("event") in KINDS:
+        # Of what several nodes of a cluster tell, one of them alerts people.
+        if not first and fields.get("event") in KINDS and not fields.get("elsewhere"):
             self._happened(happening(fields))
 
     def _pass_by(self, at: float) -> None:

@@ -421,20 +421,39 @@ def show(loaded: Loaded) -> str:
 
 def show_part(section: Section) -> str:
     """Return TOML that loads to the same sections, without what is built in."""
-    built_in = _written(type(section)())
     lines: list[str] = []
-    for name, table in _written(section).items():
-        usual = built_in.get(name, {})
-        field = next(each for each in msgspec.structs.fields(type(section)) if each.name == name)
-        named = _sections(field.type)
-        tables = [((name, key), entry) for key, entry in table.items()]
-        for path, entry in tables if named is not None else [((name,), table)]:
-            below = _defaults(named) if named is not None else usual
-            said = [(key, value) for key, value in _flat(entry) if _at_path(below, key) != value]
-            if said or named is not None:
-                lines += ["", f"[{dotted(path)}]"]
-                lines += [f"{dotted(key)} = {_toml(value)}" for key, value in said]
+    for path, said in _said(section):
+        lines += ["", f"[{dotted(path)}]"]
+        lines += [f"{dotted(key)} = {_toml(value)}" for key, value in said.items()]
     return "\n".join(lines[1:]) + "\n" if lines else ""
+
+
+def flat_part(section: Section) -> dict[str, object]:
+    """Return the keys of these sections that are not as built in; {} for an empty table."""
+    keys: dict[str, object] = {}
+    for path, said in _said(section):
+        keys |= {dotted((*path, *key)): value for key, value in said.items()}
+        if not said:
+            keys[dotted(path)] = {}
+    return keys
+
+
+def _said(section: Section) -> Iterator[tuple[Key, dict[Key, object]]]:
+    """Yield each table that somebody may have written, with what is not as built in."""
+    built_in, written = _written(type(section)()), _written(section)
+    for field in msgspec.structs.fields(type(section)):
+        name, sections = field.encode_name, _sections(field.type)
+        if sections is None:
+            said = _unusual(written.get(name, {}), built_in.get(name, {}))
+            if said:
+                yield (name,), said
+            continue
+        for entry, table in written[name].items():
+            yield (name, entry), _unusual(table, _defaults(sections))
+
+
+def _unusual(table: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[Key, object]:
+    return {key: value for key, value in _flat(table) if _at_path(usual, key) != value}
 
 
 def _defaults(cls: type[Section]) -> dict[str, Any]:

@@ -7,7 +7,7 @@ Pure calculation, for the schedules of a daemon (core/tasks/schedules.py) and fo
 from msgspec import Struct
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import TaskSpec
+from musterd.ipc.wire.messages import Rejection, TaskSpec
 from musterd.supervisor.core.model.policy import SchedulePolicy
 from musterd.supervisor.core.model.timing import Every
 
@@ -81,4 +81,14 @@ def run_spec(
         key=policy.key,
         cache_ns=policy.cache_ns,
         debounce_ns=policy.debounce_ns,
+    )
+
+
+def still_running(name: str, alive: str) -> Rejection:
+    """Refuse to run a schedule by hand beside its last run."""
+    return Rejection(
+        alive,
+        "StillRunning",
+        f"run {alive} of schedule '{name}' has not ended: wait for it, cancel it, or allow a "
+        "second one with overlap = true",
     )

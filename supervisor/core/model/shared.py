@@ -18,7 +18,7 @@ from musterd.supervisor.core.model.policy import (
     SchedulePolicy,
     TargetPolicy,
 )
-from musterd.supervisor.core.model.timing import Cron, Every, ZoneOf
+from musterd.supervisor.core.model.timing import Cron, Every, Timing, ZoneOf
 
 
 class ScheduleCard(Struct, frozen=True):
@@ -92,7 +92,12 @@ def schedule_of(plan: bytes, zone_of: ZoneOf) -> SchedulePolicy:
         kept = _decode(plan)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"its plan cannot be read by this version ({error})") from None
-    timing = Every(kept.every_ns) if kept.every_ns else Cron(kept.cron, zone_of(kept.zone))
+    timing: Timing = Every(kept.every_ns)
+    if kept.cron:
+        try:
+            timing = Cron(kept.cron, zone_of(kept.zone))
+        except (ValueError, KeyError, OSError):
+            raise ValueError(f"its time zone '{kept.zone}' is not known on this machine") from None
     return SchedulePolicy(timing=timing, **{name: getattr(kept, name) for name in _SAME})
 
 

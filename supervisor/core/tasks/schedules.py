@@ -37,6 +37,7 @@ from musterd.supervisor.core.model.runs import (
     plan_name,
     run_spec,
     set_back_why,
+    still_running,
 )
 from musterd.supervisor.core.model.shared import is_shared
 from musterd.supervisor.core.model.state import State
@@ -205,12 +206,7 @@ class Schedules:
         if schedule is None:
             rejection: Rejection | None = self._unknown(event.name)
         elif schedule.alive and not schedule.policy.overlap:
-            rejection = Rejection(
-                schedule.alive,
-                "StillRunning",
-                f"run {schedule.alive} of schedule '{event.name}' has not ended: wait for "
-                f"it, cancel it, or allow a second one with overlap = true",
-            )
+            rejection = still_running(event.name, schedule.alive)
         else:
             rejection = self._run(schedule, self._wall_ns(), by_hand=True)
         if schedule is not None and rejection is None:

@@ -76,5 +76,6 @@ BEGIN
   FROM lane l WHERE l.lane = v.lane AND v.state = 1;
   UPDATE lane l SET state = 'r', wake_at = NULL WHERE l.state = 'p';
   PERFORM notify_pools((SELECT array_agg(p.pool) FROM pool p));
+  PERFORM pg_notify(current_schema() || '_node_' || n.tenure, '') FROM node n WHERE n.tenure <> 0;
   RETURN p_former + 1;
 END $$;
