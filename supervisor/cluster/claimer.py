@@ -10,7 +10,9 @@ and runs them (ipc/wire/node_messages.py); on the other the engine.
 
 A sidecar that takes over goes on with the tenure of the one before. What is held is known from the
 supervisor. Claims that the supervisor does not know of (a claim's answer was lost) are given back
-before anything else is claimed. After a restart of the server the claims are registered again.
+before anything else is claimed. After a restart of the server the claims are registered again, but
+not those whose end the engine may have heard: such a claim would be made anew, and its end would
+count twice. So these ends are told first.
 
 While the engine is away ends wait: the supervisor bounds them, and wants nothing when it has too
 many. `until_ns` of the membership is counted from before the call that prolonged it.
@@ -61,6 +63,13 @@ class Left(Struct, frozen=True):
     """The node has left the cluster: the process may end."""
 
 
+class Standing(Struct, frozen=True):
+    """A node in its cluster (an event for the scheduler)."""
+
+    policy: int  # version of the applied policy
+    cards: tuple[wire.PoolCard, ...]  # pools whose tasks the engine knows from this node
+
+
 class Leave(Struct, frozen=True):
     """The process is to end (an event)."""
 
@@ -85,6 +94,7 @@ class Claimer:
         self.tenure = 0
         self.policy: int | None = None  # version of the applied policy, once it is known
         self._epoch = ""  # of the server at which the claims are registered; "": not known
+        self._server = ""  # the epoch that the server tells
         self._until_ns = 0
         self._away = False
         self._draining = False
@@ -102,6 +112,7 @@ class Claimer:
         self._woken = False
         self._ends: deque[wire.AttemptEnd] = deque()
         self._finishing: list[wire.AttemptEnd] = []
+        self._repeated = 0  # of the first ends: the engine may have heard of them
         self._begun: dict[Pair, None] = {}
         self._begun_at_ns = 0
         self._marks: dict[str, wire.AttemptProgress] = {}
@@ -111,6 +122,14 @@ class Claimer:
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
         self._notes, self._time = Lane(), Lane()
         self._answers: dict[int, Callable[[object], None]] = {}
+
+    @property
+    def standing(self) -> Standing | None:
+        """Return what the engine knows of this node and it of the engine; None: nothing yet."""
+        if self.policy is None:
+            return None
+        known = self._declared if self.tenure and self._declared is not None else ()
+        return Standing(self.policy, known)
 
     def handle(self, now_ns: int, event: object) -> list[Action]:
         self._now_ns = now_ns
@@ -140,6 +159,7 @@ class Claimer:
         match message:
             case wire.Greeting(_, tenure, held, unconfirmed, more):
                 self.tenure, self._more, self._unheard = tenure, more, unconfirmed
+                self._repeated = unconfirmed  # the sidecar before may have told them
                 self._unsure = tenure != 0
                 self._hold(held)
             case wire.Holds(held, more):
@@ -192,7 +212,7 @@ class Claimer:
                 yield self._member, 0, self._join
             return
         yield self._member_call()
-        if self._ends:
+        if self._repeated or (self._ends and self._epoch):
             yield self._finishes, 0, self._finish
         if self._begun:
             yield self._notes, self._begun_at_ns, self._tell_begun
@@ -212,6 +232,8 @@ class Claimer:
             return member, 0, self._join
         if self._epoch and self._unsure and idle:
             return member, 0, self._release
+        if self._server != self._epoch and not self._repeated and not self._finishes.ticket:
+            return member, 0, self._rejoin
         return member, self._beat_at_ns, self._beat
 
     def _go_on(self) -> None:
@@ -246,6 +268,8 @@ class Claimer:
         if lane is self._claims:
             self._unsure = True  # it may have happened
         elif lane is self._finishes:
+            if not event.unsent:
+                self._repeated = max(self._repeated, len(self._finishing))
             self._ends.extendleft(reversed(self._finishing))
             self._finishing = []
         if event.fenced:
@@ -269,12 +293,12 @@ class Claimer:
         assert self._cards is not None
         pools = tuple(map(_engine_card, self._cards))
         self._declared = self._cards
-        self.tenure, self._epoch = 0, ""
+        self.tenure, self._epoch, self._server = 0, "", ""
         self._call(self._member, self._joined, "join", structs.replace(self._card, pools=pools))
 
     def _joined(self, result: object) -> None:
         assert isinstance(result, engine.Joined)
-        self.tenure, self._epoch = result.tenure, result.epoch
+        self.tenure, self._epoch, self._server = result.tenure, result.epoch, result.epoch
         self.policy = result.policy
         self._unsure = False
         self._claim_at_ns = self._now_ns
@@ -299,19 +323,21 @@ class Claimer:
         assert isinstance(result, engine.Orders)
         self._draining, self.policy = result.draining, result.policy
         self._is_alive()
-        if result.epoch != self._epoch:
-            epoch, self._epoch = result.epoch, ""
-            held = self._held_list(engine.Held)
-            self._call(
-                self._member, lambda lost: self._rejoined(lost, epoch), "rejoin", self.tenure, held
-            )
+        self._server = result.epoch
+        if self._server != self._epoch:
+            self._epoch = ""
         cancelled = [pair for pair in self._pairs_of(result.cancel) if pair not in self._cancelled]
         self._cancelled.update(dict.fromkeys(cancelled))
         self._tell_pairs(wire.CancelAttempts, cancelled)
 
-    def _rejoined(self, result: object, epoch: str) -> None:
+    def _rejoin(self) -> None:
+        self._call(
+            self._member, self._rejoined, "rejoin", self.tenure, self._held_list(engine.Held)
+        )
+
+    def _rejoined(self, result: object) -> None:
         assert isinstance(result, list)
-        self._epoch = epoch
+        self._epoch = self._server
         self._claim_at_ns = self._now_ns
         lost = self._pairs_of(result)
         pending = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
@@ -337,10 +363,10 @@ class Claimer:
         self._out.append(actions.Report("cluster.fenced", "warning", reason=reason))
         ends = [*self._finishing, *self._ends]
         self._ends.clear()
-        self._finishing = []
+        self._finishing, self._repeated = [], 0
         # What is under way belongs to the tenure that is over: its answers mean nothing.
         self._member, self._claims, self._finishes, self._notes = Lane(), Lane(), Lane(), Lane()
-        self.tenure, self._epoch, self._declared = 0, "", None
+        self.tenure, self._epoch, self._server, self._declared = 0, "", "", None
         self._begun, self._marks = {}, {}
         self._unsure = False
         self._confirm(ends)
@@ -439,7 +465,8 @@ class Claimer:
 
     def _finish(self) -> None:
         size = 0
-        while self._ends and len(self._finishing) < FINISH_MAX:
+        number = min(FINISH_MAX, self._repeated or FINISH_MAX)
+        while self._ends and len(self._finishing) < number:
             size += self._ends[0].size
             if self._finishing and size > FINISH_BYTES:
                 break
@@ -449,6 +476,7 @@ class Claimer:
 
     def _finished(self, _result: object) -> None:
         ends, self._finishing = self._finishing, []
+        self._repeated = max(0, self._repeated - len(ends))
         self._confirm(ends)
 
     def _tell_begun(self) -> None:

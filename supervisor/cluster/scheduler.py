@@ -25,7 +25,7 @@ from musterd.ipc.wire import node_messages as wire
 from musterd.ipc.wire.messages import BATCH_BYTES_MAX, TaskDeclaration
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.calls import Lane
-from musterd.supervisor.cluster.claimer import Leave, Tell
+from musterd.supervisor.cluster.claimer import Leave, Standing, Tell
 from musterd.supervisor.cluster.sidecar_events import Call, EngineAnswered, EngineFailed
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import SchedulePolicy
@@ -45,12 +45,6 @@ REPORT_GAP_NS = 60 * SECOND_NS  # between two reports about skipped runs of one 
 ANNOUNCE_MAX = 1000  # changes of which it is not known who alerts people; older ones are dropped
 
 Action = Call | Tell | actions.Report
-
-
-class PolicyNamed(Struct, frozen=True):
-    """The version of the applied policy, as a heartbeat brought it (an event)."""
-
-    version: int
 
 
 class Memory(Struct, array_like=True, frozen=True):
@@ -164,7 +158,7 @@ class Scheduler:
         self._version: int | None = None
         self._told: int | None = None
         self._policies: dict[str, SchedulePolicy] = {}
-        self._declared: dict[str, TaskDeclaration] = {}  # tasks that the code of this node has
+        self._declared: dict[str, TaskDeclaration] = {}  # tasks that the engine knows from here
         self._due: deque[engine.DueSchedule] = deque()
         self._settling: tuple[engine.DueSchedule, Settlement] | None = None
         self._due_at_ns = self._changes_at_ns = 0
@@ -183,9 +177,8 @@ class Scheduler:
                 self._answered(ticket, result)
             case EngineFailed():
                 self._failed(event)
-            case PolicyNamed(version):
+            case Standing(version, cards):
                 self._version = version
-            case wire.Pools(cards):
                 self._declared = {
                     f"{card.name}.{task.method}": task for card in cards for task in card.tasks
                 }

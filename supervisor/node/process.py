@@ -36,7 +36,7 @@ from musterd.supervisor.cluster.engine import EngineAway, EngineRefused, NodeCar
 from musterd.supervisor.cluster.gateway import Gateway
 from musterd.supervisor.cluster.migrate import SCHEMA
 from musterd.supervisor.cluster.postgres import PostgresEngine
-from musterd.supervisor.cluster.scheduler import PolicyNamed, Scheduler
+from musterd.supervisor.cluster.scheduler import Scheduler
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EndPeer,
@@ -115,7 +115,7 @@ class Sidecar:
         card = NodeCard(identity, settings.node, settings.lease_ns, __version__)
         self._claimer = Claimer(card, rng, settings.keep_ns)
         self._scheduler = Scheduler(rng, time_zone)
-        self._policy: int | None = None  # the version that the scheduler knows of
+        self._standing: claims.Standing | None = None  # as the scheduler knows it
         self._engines = Engines(url, waiter)
         handed = socket.socket(fileno=settings.tasks_fd)
         self._clients = ClientPort(
@@ -193,7 +193,6 @@ class Sidecar:
                 if isinstance(message, Pools):
                     for card in message.cards:
                         self._declarations.declare(card.name, card.tasks)
-                    self._feed_scheduler(message)
                 self._feed_claimer(message)
         except OSError:
             raise Ended from None  # the daemon has ended, or another sidecar takes our place
@@ -237,9 +236,10 @@ class Sidecar:
             self._lookups.try_again()
         if now_ns >= self._beat_ns:
             self._beat(b"\n")
-        if self._policy != self._claimer.policy and self._claimer.policy is not None:
-            self._policy = self._claimer.policy
-            self._feed_scheduler(PolicyNamed(self._policy))
+        standing = self._claimer.standing
+        if standing is not None and standing != self._standing:
+            self._standing = standing
+            self._feed_scheduler(standing)
         if self._tenure != self._claimer.tenure:
             self._tenure = self._claimer.tenure
             node = f"{SCHEMA}_node_{self._tenure}"

@@ -501,6 +501,7 @@ class Claims:
             self._note(key, end)
 
     def _note(self, key: str, end: AttemptEnd) -> None:
+        self.awake = True  # though no pool may be clustered any more
         self._unconfirmed[key] = end
         self._unconfirmed_bytes += end.size + END_BYTES
         self._ends.append(end)

@@ -1,4 +1,4 @@
-"""Several nodes around one engine: real fleets, simulated sidecars, the engine in memory.
+"""Several nodes around one engine: real fleets and claimers, the engine in memory.
 
 `ClusterWorld(seed).run()` is one scenario: tasks come, nodes and sidecars die, nodes are cut off
 from the engine, answers are lost before or after their effect, the engine restarts and forgets
@@ -10,6 +10,7 @@ hold:
 - a site never has more attempts than places when one is granted;
 - no attempt is given to a worker after it has expired, or after the lease of its node;
 - a node is granted no more than it wants, and keeps no end that was confirmed;
+- each due time of a schedule is run once, and no run begins beside its last (cluster_timetable.py);
 - a node that shuts down leaves nothing behind.
 """
 
@@ -25,8 +26,9 @@ from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import BackoffPolicy, RetryPolicy
 from musterd.ipc.wire.messages import FINAL_STATES, TaskSpec
-from musterd.supervisor.cluster.engine import ClusterPolicy
+from musterd.supervisor.cluster.engine import ClusterPolicy, End
 from musterd.supervisor.cluster.model_engine import ModelEngine
+from musterd.supervisor.cluster.sidecar_events import NodeNotified, PoolsNotified
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
@@ -40,7 +42,8 @@ from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks.claims import HOLD_NS
-from simulation.cluster_sidecar import LEASE_NS, Sidecar
+from simulation.cluster_sidecar import LEASE_NS, WIRE_NS, Sidecar
+from simulation.cluster_timetable import Timetable
 from simulation.profile import METHODS, MS, SEC, US, Profile
 from simulation.wide_workers import WideWorker
 from simulation.workers import SIGKILL, ForkServer, Worker
@@ -136,6 +139,7 @@ class Node:
         self.lost: dict[tuple[str, int], None] = {}  # which the core was told
         self._queued: dict[str, int] = {}  # since when attempts wait for a worker
         self._backlog: list[Any] | None = None  # of a supervisor that is stopped
+        self._stored_ns = 0  # when the store has done everything
         self.workers: dict[int, Worker] = {}
         self.fork_servers: dict[tuple[str, str], ForkServer] = {}
         self.sidecar: Sidecar | None = None
@@ -349,7 +353,9 @@ class Node:
     def persist(self, action: act.Persist) -> None:
         written = [*action.added, *action.changed, *action.finished, *action.failed]
         assert not written, "an attempt of the cluster is written to the disk of a node"
-        self.in_life(self.delay(200 * US, 5 * MS), self.tell, events.Persisted(action.ticket))
+        # The store does one thing after another.
+        self._stored_ns = max(self._stored_ns + 1, self.now_ns + self.delay(200 * US, 5 * MS))
+        self.in_life(self._stored_ns - self.now_ns, self.tell, events.Persisted(action.ticket))
 
     def exit(self, _: act.Exit) -> None:
         self.world.exited(self)
@@ -365,9 +371,6 @@ class Node:
             for slot in list(pool.slots):
                 if slot.state == SlotState.FATAL:
                     self.tell(events.ResetRequested(((POOL, slot.index),)))
-
-
-WIRE_NS = (20 * US, 1 * MS)
 
 
 class ClusterWorld:
@@ -394,6 +397,8 @@ class ClusterWorld:
         self.engine = ModelEngine(lambda: self.now_ns + skew_ns, Random(seed + 1))
         self.nodes = [Node(self, number) for number in range(self.rng.randint(1, 3))]
         self._tasks = 0
+        self.pool = POOL
+        self.timetable = Timetable(self, used=seed // len(KINDS) % 2 == 0)
 
     # -- time ---------------------------------------------------------------------------------
 
@@ -442,7 +447,10 @@ class ClusterWorld:
         rng, faults = self.rng, self.faults
         narrow = TargetPolicy(max_concurrent=PLACES)
         retry = RetryPolicy(2, BackoffPolicy(base_ns=20 * MS, max_ns=200 * MS))
-        self.engine.apply(ClusterPolicy(retry=retry, targets={"narrow": narrow}), 0)
+        policy = ClusterPolicy(
+            retry=retry, targets={"narrow": narrow}, schedules=self.timetable.cards
+        )
+        self.engine.apply(policy, 0)
         for node in self.nodes:
             node.boot()
         for _ in range(rng.randint(3, 10)):
@@ -494,10 +502,15 @@ class ClusterWorld:
         for verdict in self.engine.submit(specs):
             if verdict.rejection is None:
                 self.accepted[verdict.id] = None
+        self._notify(PoolsNotified((POOL,)))
+
+    def _notify(self, event: PoolsNotified | NodeNotified) -> None:
+        """Some notifications are lost."""
+        for node in self.nodes:
+            if node.sidecar is not None and self.rng.random() < 0.7:
+                node.sidecar.notify(event)
 
     def _tick(self) -> None:
-        self.reaped += len(self.engine.reap())
-        self.engine.tick()
         self.check()
         if not self.over:
             self.after(TICK_NS, self._tick)
@@ -560,6 +573,7 @@ class ClusterWorld:
     def _cancel(self) -> None:
         alive = [id_ for id_ in self.accepted if id_ not in self.finals]
         self.engine.cancel(self.rng.sample(alive, min(len(alive), 3)))
+        self._notify(NodeNotified())
 
     def _drain(self) -> None:
         name = self.some_node().name
@@ -574,6 +588,7 @@ class ClusterWorld:
     def _calm_down(self) -> None:
         self.is_calm = True
         self.poison.clear()
+        self.after(self.delay(1 * SEC, 3 * SEC), self.timetable.pause)
         for node in self.nodes:
             node.cut = False
         self._care(self.now_ns + CALM_LIMIT_NS)
@@ -582,7 +597,11 @@ class ClusterWorld:
         for node in self.nodes:
             node.put_in_order()
         left = [id_ for id_ in self.accepted if id_ not in self.finals]
-        if not left and all(node.up and node.fleet.phase == Phase.UP for node in self.nodes):
+        if (
+            not left
+            and self.timetable.is_paused
+            and all(node.up and node.fleet.phase == Phase.UP for node in self.nodes)
+        ):
             for node in self.nodes:
                 node.over = True
                 node.tell(events.ShutdownRequested("the end"))
@@ -610,6 +629,7 @@ class ClusterWorld:
         self.check()
         assert self.accepted.keys() == self.finals.keys()
         assert not list(self.engine.board.claimed()), "claims are left"
+        self.timetable.check()
 
     # -- what must hold -----------------------------------------------------------------------
 
@@ -624,6 +644,15 @@ class ClusterWorld:
             else:
                 assert id_ not in self.finals, f"{id_} lives after its end"
                 assert id_ in self.engine.board.live, f"{id_} is lost"
+
+    def finished(self, ends: list[End], counted: set[tuple[str, int]]) -> None:
+        """Check that no end counts twice. `counted`: claims that were held, and are ended."""
+        for end in ends:
+            self.ended[end.kind] = self.ended.get(end.kind, 0) + 1
+            key = (end.id, end.claim)
+            if key in counted:
+                assert key not in self.counted, f"{key} counts twice"
+                self.counted[key] = None
 
     def check_places(self) -> None:
         inside = self.engine.inside("narrow")
