@@ -49,7 +49,9 @@ def apply(database: Cluster, folder: Path, text: str) -> int:
     file = folder / "shared.toml"
     file.write_text(text)
     url = folder / "admin"
-    url.write_text(f"postgresql://postgres@/{database.name}?host={database.server.folder}&port=5432")
+    url.write_text(
+        f"postgresql://postgres@/{database.name}?host={database.server.folder}&port=5432"
+    )
     url.chmod(0o600)
     return main(["cluster", "apply", "--url-file", str(url), str(file)])
 
@@ -65,13 +67,13 @@ def runs(node: Muster) -> int:
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-SHARED = '''[retry]
+SHARED = """[retry]
 max_retries = 1
 base = "10ms"
 
 [targets."shop.example"]
 max_concurrent = 2
-'''
+"""
 
 
 def test_a_policy_that_is_applied_holds_on_the_node_and_is_shown(
