@@ -111,13 +111,23 @@ def told() -> Iterator[None]:
     try:
         yield
     except EngineAway as error:
-        raise ClusterAway(str(error)) from None
+        raise ClusterAway(_line(error)) from None
     except EngineRefused as error:
-        raise ClusterUnusable(str(error)) from None
+        raise ClusterUnusable(_line(error)) from None
     except EngineError as error:
-        raise ClusterRefused(str(error)) from None
+        if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            raise ClusterUnusable(
+                f"{_line(error)}: the user of the URL needs the role musterd_admin for this, or "
+                "musterd_node to look: GRANT it, or name another user's URL with --url-file"
+            ) from None
+        raise ClusterRefused(_line(error)) from None
     except psycopg.Error as error:
-        raise ClusterAway(f"PostgreSQL: {error}") from None
+        raise ClusterAway(f"PostgreSQL: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    """Return the error of PostgreSQL, which may be several lines, as one."""
+    return " ".join(str(error).split())
 
 
 @contextmanager
