@@ -132,13 +132,17 @@ def _line(error: Exception) -> str:
 
 @contextmanager
 def cluster_engine(
-    settings: Settings, function: str = "nodes_1", role: str = "node"
+    settings: Settings, function: str = "nodes_1", role: str = "node", *, alone: int = 0
 ) -> "Iterator[PostgresEngine]":
-    """Open the engine for a user that may call this function of the schema."""
+    """Open the engine for a user that may call this function of the schema.
+
+    `alone` is a number that one session has at a time, as for PostgresEngine.
+    """
     url = find_url(settings)
     from musterd.supervisor.cluster.postgres import PostgresEngine
 
-    engine = PostgresEngine(url, patience_seconds=settings.timeout or ANSWER_SECONDS)
+    patience = settings.timeout or ANSWER_SECONDS
+    engine = PostgresEngine(url, alone=alone, patience_seconds=patience)
     with told():
         try:
             engine.check(function, role)
