@@ -27,6 +27,7 @@ from musterd.supervisor.ctl.cluster_link import (
     ClusterUnusable,
     cluster_engine,
     find_url,
+    told,
 )
 from musterd.supervisor.ctl.output import emit, emit_json, warn
 from musterd.supervisor.store.departure import Departure, Doubt
@@ -60,6 +61,8 @@ class QueueStaysFull(ClusterUnusable):
 def adopt(settings: Settings, *, dry_run: bool, again: bool) -> int:
     """Move all tasks that the cluster takes; say what stays and why."""
     config = _config(settings)
+    with told():
+        place = checks.place(find_url(settings))
     path = directories.state_dir(config.supervisor.state_dir) / directories.STORE_FILE
     if not path.exists():
         raise ClusterUnusable(f"there is no store {path}: nothing to move; see --config")
@@ -68,7 +71,6 @@ def adopt(settings: Settings, *, dry_run: bool, again: bool) -> int:
     except StoreError as error:
         warn(f"{error} The daemon must be stopped: musterctl shutdown")
         return CLUSTER_UNREACHABLE if "in use" in str(error) else FAILED
-    place = checks.place(find_url(settings))
     mover = Mover(departure, config, place)
     try:
         with cluster_engine(settings, "submit_1", "submit", alone=_number(path)) as engine:

@@ -52,15 +52,13 @@ def find_url(settings: Settings) -> str:
 
 
 def _refuse_password(url: str) -> None:
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
+    from musterd.supervisor.cluster.checks import read_url
+    from musterd.supervisor.cluster.engine import EngineRefused
 
     try:
-        known = conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
-        raise ClusterUnusable(
-            "--url cannot be read: give one such as postgresql://USER@HOST/NAME"
-        ) from None
+        known = read_url(url)
+    except EngineRefused as error:
+        raise ClusterUnusable(f"--url: {error}") from None
     if known.get("password") or known.get("sslpassword"):
         raise ClusterUnusable(
             "--url has a password, which every user of this machine can read in the list of "

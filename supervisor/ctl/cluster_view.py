@@ -181,7 +181,7 @@ def _problems(
 
 def fleet_text(fleet: FleetStatus, *, colour: bool) -> str:
     """Format the answer of `musterctl --cluster status`."""
-    where = f"PostgreSQL {fleet.database}, answers in {fleet.answer_seconds * 1000:.0f} ms"
+    where = f"cluster at {fleet.database}, answers in {fleet.answer_seconds * 1000:.0f} ms"
     parts = [f"{printable(summary(fleet))}\n{printable(where)}"]
     if fleet.problem:
         lines = [printable(f"PROBLEM: {line}") for line in fleet.problem.split("\n")]
@@ -198,20 +198,17 @@ def summary(fleet: FleetStatus) -> str:
     """Say in one line how the cluster does."""
     pools = fleet.pools
     states = Counter(node.state for node in fleet.nodes)
-    nodes = ", ".join(
-        f"{states[state]} {state}"
-        for state in (ALIVE, DRAINING, SILENT, LOST, LEFT)
-        if states[state] or state == ALIVE
-    )
-    queued = sum(sum(pool.queued.values()) for pool in pools)
+    others = [f"{states[each]} {each}" for each in (DRAINING, SILENT, LOST, LEFT) if states[each]]
+    alive = "1 node alive" if states[ALIVE] == 1 else f"{states[ALIVE]} nodes alive"
+    nodes = ", ".join([alive, *others])
     figures = [
-        f"nodes: {nodes}",
-        f"queued {queued}",
-        f"running {sum(pool.busy for pool in pools)}",
-        f"waiting {sum(pool.waiting for pool in pools)}",
-        f"failed {sum(pool.failed for pool in pools)}",
+        (sum(sum(pool.queued.values()) for pool in pools), "queued"),
+        (sum(pool.busy for pool in pools), "running"),
+        (sum(pool.waiting for pool in pools), "waiting"),
+        (sum(pool.failed for pool in pools), "failed"),
     ]
-    return "  ".join([f"cluster {fleet.state}", *figures])
+    tasks = ", ".join(f"{number} {state}" for number, state in figures)
+    return f"{fleet.state}: {nodes}; {tasks}"
 
 
 def pool_row(pool: PoolStatus) -> list[str]:
