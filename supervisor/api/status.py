@@ -130,6 +130,9 @@ class FleetStatus(Struct, frozen=True, kw_only=True):
     problem: str = ""  # of the daemon itself, such as a store that cannot write
     web: WebStatus | None = None
     events: WebStatus | None = None  # the publisher
+    nodes: list[NodeStatus] = []  # of a cluster, where that was asked
+    database: str = ""  # of a cluster: where it is
+    answer_seconds: float = 0.0  # that the database took
     at_target: bool = True  # every pool or slot asked about runs as it should: set by select()
 
 
@@ -222,6 +225,7 @@ class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int = 0
     crashes: int = 0
     worker: str = ""
+    node: str = ""  # of a cluster: the machine that has claimed it
     submitted_at: float = 0.0
     finished_at: float = 0.0
     run_seconds: float = 0.0
@@ -241,6 +245,7 @@ class TaskList(Struct, frozen=True, kw_only=True):
     tasks: list[TaskStatus]
     missing: list[str] = []  # unknown ids
     more: bool = False  # there are more tasks than the limit
+    cluster: bool = False  # this is a node of a cluster: it knows what runs here, and no more
 
 
 class RefusedTask(Struct, frozen=True):
@@ -256,6 +261,7 @@ class RetryResult(Struct, frozen=True, kw_only=True):
 
     retried: list[str]
     refused: list[RefusedTask] = []
+    cluster: bool = False  # this is a node of a cluster: ended tasks are not here
 
 
 class PurgeResult(Struct, frozen=True, kw_only=True):

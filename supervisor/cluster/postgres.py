@@ -116,6 +116,15 @@ class PostgresEngine:
         checks.may(connection, self._schema, function, role)
         return checks.warnings(connection)
 
+    def cluster(self) -> str:
+        """Return which cluster this is: a random name that it keeps."""
+        query = sql.SQL("SELECT cluster::text FROM {}()").format(
+            sql.Identifier(self._schema, "version_1")
+        )
+        row = self._connected().execute(query).fetchone()
+        assert row is not None
+        return str(row[0])
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:

@@ -3,8 +3,8 @@
 musterctl talks to the daemon over control.sock alone, and to a cluster through its PostgreSQL
 (`cluster_link`). Without --cluster and `musterctl cluster` it imports nothing of the daemon.
 
-May import: api, cluster, config, ipc.client, ipc.errors, ipc.resilience, ipc.wire, settings,
-system, text.
+May import: api, cluster, config, core.model, ipc.client, ipc.errors, ipc.resilience, ipc.wire,
+settings, store, system, text.
 Not for: anything that runs in the daemon.
 """
 

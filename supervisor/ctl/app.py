@@ -17,7 +17,7 @@ for the commands that have it.
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -31,6 +31,9 @@ from musterd.supervisor.ctl import show, supervisorctl
 from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.connection import Connection, Unreachable
 from musterd.supervisor.ctl.output import emit, emit_json, warn
+
+if TYPE_CHECKING:
+    from musterd.supervisor.ctl.cluster_answers import ClusterConnection
 
 DONE, FAILED, USAGE, NOT_AT_TARGET, NO_SUCH_NAME, UNREACHABLE = 0, 1, 2, 3, 4, 7
 CLUSTER_UNREACHABLE, CLUSTER_UNUSABLE = 69, 78
@@ -253,7 +256,12 @@ any_names = click.argument(
 # -- requests ---------------------------------------------------------------------------------
 
 
-def connect(settings: Settings, *, waits: bool = False) -> Connection:
+def connect(settings: Settings, *, waits: bool = False) -> "Connection | ClusterConnection":
+    """Connect to the daemon, or to the cluster where that is asked."""
+    if settings.cluster:
+        from musterd.supervisor.ctl.cluster_answers import ClusterConnection
+
+        return ClusterConnection(settings)
     timeout = settings.timeout
     if timeout is None and not waits:
         timeout = ANSWER_SECONDS

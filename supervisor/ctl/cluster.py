@@ -80,9 +80,18 @@ def show(settings: Settings) -> int:
 @subcommand(
     "adopt",
     click.option("--dry-run", is_flag=True, help="Say what would be moved, and move nothing."),
+    click.option(
+        "--again",
+        is_flag=True,
+        help="After an adoption that was cut off long ago: move tasks that may have run already.",
+    ),
 )
-def adopt(settings: Settings, dry_run: bool) -> int:
-    """Move the tasks of this machine's store into the cluster. The daemon must be stopped."""
+def adopt(settings: Settings, dry_run: bool, again: bool) -> int:
+    """Move the tasks of this machine's store into the cluster.
+
+    The daemon must be stopped, and a node that has the tasks' pools must have joined before. Safe
+    to repeat: a task that is moved twice is the same task.
+    """
     from musterd.supervisor.ctl import cluster_adopt
 
-    return cluster_adopt.adopt(settings, dry_run=dry_run)
+    return cluster_adopt.adopt(settings, dry_run=dry_run, again=again)

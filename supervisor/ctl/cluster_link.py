@@ -52,15 +52,13 @@ def find_url(settings: Settings) -> str:
 
 
 def _refuse_password(url: str) -> None:
-    import psycopg
-    from psycopg.conninfo import conninfo_to_dict
+    from musterd.supervisor.cluster.checks import read_url
+    from musterd.supervisor.cluster.engine import EngineRefused
 
     try:
-        known = conninfo_to_dict(url)
-    except psycopg.ProgrammingError:
-        raise ClusterUnusable(
-            "--url cannot be read: give one such as postgresql://USER@HOST/NAME"
-        ) from None
+        known = read_url(url)
+    except EngineRefused as error:
+        raise ClusterUnusable(f"--url: {error}") from None
     if known.get("password") or known.get("sslpassword"):
         raise ClusterUnusable(
             "--url has a password, which every user of this machine can read in the list of "
@@ -111,24 +109,38 @@ def told() -> Iterator[None]:
     try:
         yield
     except EngineAway as error:
-        raise ClusterAway(str(error)) from None
+        raise ClusterAway(_line(error)) from None
     except EngineRefused as error:
-        raise ClusterUnusable(str(error)) from None
+        raise ClusterUnusable(_line(error)) from None
     except EngineError as error:
-        raise ClusterRefused(str(error)) from None
+        if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            raise ClusterUnusable(
+                f"{_line(error)}: the user of the URL needs the role musterd_admin for this, or "
+                "musterd_node to look: GRANT it, or name another user's URL with --url-file"
+            ) from None
+        raise ClusterRefused(_line(error)) from None
     except psycopg.Error as error:
-        raise ClusterAway(f"PostgreSQL: {error}") from None
+        raise ClusterAway(f"PostgreSQL: {_line(error)}") from None
+
+
+def _line(error: Exception) -> str:
+    """Return the error of PostgreSQL, which may be several lines, as one."""
+    return " ".join(str(error).split())
 
 
 @contextmanager
 def cluster_engine(
-    settings: Settings, function: str = "nodes_1", role: str = "node"
+    settings: Settings, function: str = "nodes_1", role: str = "node", *, alone: int = 0
 ) -> "Iterator[PostgresEngine]":
-    """Open the engine for a user that may call this function of the schema."""
+    """Open the engine for a user that may call this function of the schema.
+
+    `alone` is a number that one session has at a time, as for PostgresEngine.
+    """
     url = find_url(settings)
     from musterd.supervisor.cluster.postgres import PostgresEngine
 
-    engine = PostgresEngine(url, patience_seconds=settings.timeout or ANSWER_SECONDS)
+    patience = settings.timeout or ANSWER_SECONDS
+    engine = PostgresEngine(url, alone=alone, patience_seconds=patience)
     with told():
         try:
             engine.check(function, role)
