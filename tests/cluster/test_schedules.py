@@ -13,7 +13,7 @@ from test_policy import apply
 
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.rpc import RpcError
-from musterd.supervisor.ctl import cluster_schedules
+from musterd.supervisor.ctl import cluster_schedules, main
 from support.daemon import Muster
 from support.waiting import wait_for
 
@@ -176,6 +176,33 @@ def test_schedules_are_listed_run_by_hand_and_paused(
     assert cluster_schedules.pause(engine, "rare", paused=False).state == "active"
     with pytest.raises(RpcError, match="no such schedule: 'other': there are rare, slow"):
         cluster_schedules.run(engine, "other")
+
+
+def test_musterctl_shows_and_steers_schedules_of_the_cluster(
+    nodes: list[Muster],
+    database: Cluster,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    page = tmp_path / "page"
+    page.write_text("1")
+    assert apply(database, tmp_path, schedule("hourly", page, every='"1h"')) == 0
+
+    def ask(*words: str) -> str:
+        capsys.readouterr()
+        place = ("--url-file", str(tmp_path / "admin"))
+        assert main(["--cluster", *place, "schedule", *words]) == 0
+        return capsys.readouterr().out
+
+    listed = ask().splitlines()
+    assert len(listed) == 2
+    assert "hourly" in listed[1]
+    run = ask("run", "hourly").strip()
+    assert run.startswith("@hourly.")
+    with nodes[0].client() as client:
+        assert client.task(run).result(timeout=60) == "1"
+    assert ask("pause", "hourly") == "hourly: paused\n"
+    assert ask("resume", "hourly") == "hourly: active\n"
 
 
 def test_a_local_schedule_of_a_shared_pool_does_not_run_and_that_is_said(

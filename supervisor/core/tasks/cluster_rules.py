@@ -43,7 +43,7 @@ class ClusterRules:
     @property
     def known(self) -> bool:
         """Whether this node knows the policy of the cluster."""
-        return self._wanted == self._version
+        return self._version >= self._wanted
 
     def named(self, version: int) -> None:
         self._wanted = version
