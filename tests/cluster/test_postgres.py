@@ -288,6 +288,14 @@ def test_a_change_is_told_whatever_the_order_of_the_transactions(cluster: Cluste
     assert rig.engine.changes(again.after).notes == ()
 
 
+def test_a_policy_has_a_limit(cluster: Cluster) -> None:
+    engine = cluster.engine()
+    large = ClusterPolicy(schedules=(ScheduleCard("kites", bytes(13 * 1024 * 1024)),))
+    with pytest.raises(EngineError, match="at most 16 MiB"):
+        engine.apply(large, 0)
+    assert engine.policy().version == 0
+
+
 def test_an_end_is_told_whatever_the_order_of_the_transactions(cluster: Cluster) -> None:
     """A transaction that began earlier may be committed later."""
     rig = cluster.rig()

@@ -57,6 +57,9 @@ CREATE FUNCTION apply_1(p_doc bytea, p_former int) RETURNS int LANGUAGE plpgsql 
 #variable_conflict use_column
 DECLARE doc jsonb := convert_from(p_doc, 'UTF8')::jsonb; now_at int;
 BEGIN
+  IF octet_length(p_doc) > 16777216 THEN
+    RAISE EXCEPTION 'a policy has at most 16 MiB' USING ERRCODE = '22023';
+  END IF;
   PERFORM pg_advisory_xact_lock(@lock_5@, 1);
   now_at := applied();
   IF now_at <> p_former THEN
