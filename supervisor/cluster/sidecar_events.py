@@ -3,6 +3,8 @@
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import Change
+from musterd.ipc.wire.node_messages import PoolCard
+from musterd.supervisor.cluster.engine import ProgressMark
 from musterd.supervisor.core.model import actions
 
 # -- what else happens ------------------------------------------------------------------------
@@ -37,12 +39,20 @@ class NodeNotified(Struct, frozen=True):
     """The engine has orders for this node."""
 
 
+class Standing(Struct, frozen=True):
+    """A node in its cluster, as the claimer knows it."""
+
+    policy: int  # version of the applied policy
+    cards: tuple[PoolCard, ...]  # pools whose tasks the engine knows from this node
+
+
 class LookedUp(Struct, frozen=True):
     """The answer to LookUp. The results of those that have ended were sent."""
 
     peer: bytes
     ended: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    marks: tuple[ProgressMark, ...] = ()  # how far those are that are alive
 
 
 # -- what else is done ------------------------------------------------------------------------
@@ -81,4 +91,5 @@ Action = (
     | actions.Report
     | actions.TellChanges
     | actions.TellMissing
+    | actions.TellProgress
 )

@@ -44,6 +44,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     NodeNotified,
     Notified,
     PoolsNotified,
+    Standing,
     TellChange,
 )
 from musterd.supervisor.config.redact import Redaction
@@ -115,7 +116,7 @@ class Sidecar:
         card = NodeCard(identity, settings.node, settings.lease_ns, __version__)
         self._claimer = Claimer(card, rng, settings.keep_ns)
         self._scheduler = Scheduler(rng, time_zone)
-        self._standing: claims.Standing | None = None  # as the scheduler knows it
+        self._standing: Standing | None = None  # as the scheduler knows it
         self._engines = Engines(url, waiter)
         handed = socket.socket(fileno=settings.tasks_fd)
         self._clients = ClientPort(
@@ -277,6 +278,8 @@ class Sidecar:
                 clients.drop(request, reason)
             case actions.TellChanges(peer, changes):
                 clients.newest_changes(peer, changes)
+            case actions.TellProgress(peers, note):
+                clients.progress(peers, note)
             case TellChange(change):
                 clients.changed(change)
             case EndPeer(peer, reason):

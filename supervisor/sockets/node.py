@@ -20,6 +20,9 @@ from musterd.ipc.wire.node_messages import (
     ATTEMPTS_MAX,
     NODE_PROTOCOL,
     POLICY_BYTES_MAX,
+    REQUESTS_MAX,
+    AskLocks,
+    AskStates,
     Begun,
     CancelAttempts,
     Confirmed,
@@ -27,6 +30,7 @@ from musterd.ipc.wire.node_messages import (
     Granted,
     Greeting,
     Holds,
+    LocksTold,
     LoseAttempts,
     Membership,
     NodeMessage,
@@ -36,6 +40,7 @@ from musterd.ipc.wire.node_messages import (
     SharedPolicy,
     SidecarHello,
     SidecarMessage,
+    StatesTold,
     Want,
     portions,
 )
@@ -52,7 +57,12 @@ QUEUE_MAX = 10_000  # messages kept for a sidecar that does not read
 _decode_policy = msgspec.msgpack.Decoder(ClusterPolicy).decode
 
 ClusterAction = (
-    actions.GreetCluster | actions.ShowPools | actions.WantAttempts | actions.TellCluster
+    actions.GreetCluster
+    | actions.ShowPools
+    | actions.WantAttempts
+    | actions.TellCluster
+    | actions.AskStates
+    | actions.AskLocks
 )
 
 
@@ -179,22 +189,34 @@ def messages_of(action: ClusterAction) -> list[NodeMessage]:
             messages += [Begun(begun[at : at + size]) for at in range(0, len(begun), size)]
             messages += [ProgressMarks(marks[at : at + size]) for at in range(0, len(marks), size)]
             return messages
+        case actions.AskStates(asks):
+            return [AskStates(part) for part in portions(asks)]
+        case actions.AskLocks(tenure, wishes):
+            size = REQUESTS_MAX
+            starts = range(0, len(wishes), size)
+            return [AskLocks(tenure, wishes[at : at + size]) for at in starts]
 
 
 def event_of(message: SidecarMessage) -> object:
     """Return the event that a message of the sidecar means."""
+    event: object
     match message:
         case Membership(tenure, until_ns, away, draining, policy):
-            return events.MembershipTold(tenure, until_ns, away, draining, policy)
+            event = events.MembershipTold(tenure, until_ns, away, draining, policy)
         case ScheduleNews():
-            return events.ScheduleNoted(*msgspec.structs.astuple(message))
+            event = events.ScheduleNoted(*msgspec.structs.astuple(message))
         case Granted(request, pool, attempts):
-            return events.AttemptsGranted(request, pool, attempts)
+            event = events.AttemptsGranted(request, pool, attempts)
         case Confirmed(held):
-            return events.EndsConfirmed(held)
+            event = events.EndsConfirmed(held)
         case CancelAttempts(held):
-            return events.AttemptsCancelled(held)
+            event = events.AttemptsCancelled(held)
         case LoseAttempts(held):
-            return events.AttemptsLost(held)
+            event = events.AttemptsLost(held)
+        case StatesTold(states):
+            event = events.StatesTold(states)
+        case LocksTold(tenure, locks):
+            event = events.LocksTold(tenure, locks)
         case SidecarHello() | SharedPolicy():
             raise ProtocolError("a second hello")
+    return event

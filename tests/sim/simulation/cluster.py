@@ -664,6 +664,8 @@ class ClusterWorld:
         act.ShowPools: Node.to_sidecar,
         act.WantAttempts: Node.to_sidecar,
         act.TellCluster: Node.to_sidecar,
+        act.AskStates: Node.to_sidecar,
+        act.AskLocks: Node.to_sidecar,
     }
 
 

@@ -14,6 +14,9 @@ from musterd.ipc.wire.node_codec import decode_node
 from musterd.ipc.wire.node_messages import (
     ATTEMPTS_MAX,
     NODE_PROTOCOL,
+    REQUESTS_MAX,
+    AskLocks,
+    AskStates,
     Attempt,
     AttemptEnd,
     AttemptProgress,
@@ -25,6 +28,9 @@ from musterd.ipc.wire.node_messages import (
     Greeting,
     Held,
     Holds,
+    LockReply,
+    LocksTold,
+    LockWish,
     LoseAttempts,
     Membership,
     Pools,
@@ -32,6 +38,9 @@ from musterd.ipc.wire.node_messages import (
     ScheduleNews,
     SharedPolicy,
     SidecarHello,
+    StateReply,
+    StateRequest,
+    StatesTold,
     Want,
 )
 from musterd.ipc.wire.zmtp import Connection
@@ -107,6 +116,11 @@ def test_the_socket_is_for_its_owner_alone(stage: Stage) -> None:
         (Confirmed(HELD), events.EndsConfirmed(HELD)),
         (CancelAttempts(HELD), events.AttemptsCancelled(HELD)),
         (LoseAttempts(HELD), events.AttemptsLost(HELD)),
+        (StatesTold([StateReply(1, b"v")]), events.StatesTold([StateReply(1, b"v")])),
+        (
+            LocksTold(3, [LockReply(1, "l", False, "x")]),
+            events.LocksTold(3, [LockReply(1, "l", False, "x")]),
+        ),
         (
             Granted(3, "p", [Attempt(TaskSpec("t", "p.x", b""), 1, 1)]),
             events.AttemptsGranted(3, "p", [Attempt(TaskSpec("t", "p.x", b""), 1, 1)]),
@@ -165,6 +179,17 @@ def test_a_policy_has_a_limit(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> 
                 Finish([AttemptEnd("a", 1, "untouched")]),
                 Begun(HELD),
                 ProgressMarks([AttemptProgress("a", 0.5)]),
+            ],
+        ),
+        (
+            actions.AskStates([StateRequest(1, "a", 1, "k", True, b"v")]),
+            [AskStates([StateRequest(1, "a", 1, "k", True, b"v")])],
+        ),
+        (
+            actions.AskLocks(3, [LockWish(1, "l", 9, "want", "p/0")] * (REQUESTS_MAX + 1)),
+            [
+                AskLocks(3, [LockWish(1, "l", 9, "want", "p/0")] * REQUESTS_MAX),
+                AskLocks(3, [LockWish(1, "l", 9, "want", "p/0")]),
             ],
         ),
     ],
