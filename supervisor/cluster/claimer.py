@@ -28,20 +28,27 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from random import Random
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine
-from musterd.supervisor.cluster.calls import Lane
+from musterd.supervisor.cluster.attempts import attempt_of, portions
+from musterd.supervisor.cluster.calls import Chores, Lane
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
-from musterd.supervisor.cluster.node_cards import Declaring, attempt_of, portions_of
+from musterd.supervisor.cluster.node_cards import Declaring
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
+    ClaimerAction,
     EngineAnswered,
     EngineFailed,
+    Leave,
+    Left,
+    NameInUse,
     NodeNotified,
     PoolsNotified,
+    Standing,
+    Tell,
 )
 from musterd.supervisor.core.model import actions, events
 
@@ -50,9 +57,6 @@ FINISH_MAX = 100  # ends of one call ...
 FINISH_BYTES = 4 * 1024 * 1024  # ... and their bytes; a single larger end goes alone
 BEAT_NS = 5 * SECOND_NS  # at most between two heartbeats; less with a short lease
 CLAIM_POLL_NS = SECOND_NS  # behind NOTIFY, which may be lost
-TICK_NS = SECOND_NS // 2
-REAP_NS = 2 * SECOND_NS
-RETAIN_NS = 600 * SECOND_NS  # partitions for ended tasks are made hours ahead
 AWAY_NS = 5 * SECOND_NS  # an engine that answers later is away
 DAY_NS = 86_400 * SECOND_NS
 NEVER_NS = 2**63
@@ -63,38 +67,15 @@ LEASE_NS_MIN = 5 * SECOND_NS  # of every node (config/cluster.py)
 BEGUN_NS = SECOND_NS // 5  # begun attempts are told together
 
 
-class Tell(Struct, frozen=True):
-    """Send a message to the supervisor."""
-
-    message: wire.SidecarMessage
-
-
-class Left(Struct, frozen=True):
-    """The node has left the cluster: the process may end."""
-
-
-class NameInUse(Struct, frozen=True):
-    """Another live node has this node's name: the daemon ends."""
-
-    reason: str
-
-
-class Leave(Struct, frozen=True):
-    """The process is to end (an event)."""
-
-
-Action = Call | Tell | Left | NameInUse | actions.Report
-
-
 class Claimer:
     def __init__(self, card: engine.NodeCard, rng: Random, keep_ns: int = DAY_NS) -> None:
         """`card` is without pools: the supervisor tells them. `keep_ns`: how long results stay."""
         self._card = card
         self._declaring = Declaring(card)
-        self._keep_ns = keep_ns
+        self._chores = Chores(rng, keep_ns)
         self._rng = rng
         self._now_ns = 0
-        self._out: list[Action] = []
+        self._out: list[ClaimerAction] = []
         self._ticket = 0
         # What the supervisor has still to tell before it is known what this node holds.
         self._more = True
@@ -103,12 +84,12 @@ class Claimer:
         self._leaving = self._has_left = False
         # Membership.
         self.tenure = 0
+        self.policy: int | None = None  # version of the applied policy, once it is known
         self._epoch = ""  # of the server at which the claims are registered; "": not known
         self._server = ""  # the epoch that the server tells
         self._until_ns = 0
         self._away = False
         self._draining = False
-        self._taken_since_ns: int | None = None  # since when the name is known to be another's
         self._unsure = False  # there may be claims of ours that nobody knows of
         self._beat_at_ns = 0
         # Attempts.
@@ -128,14 +109,20 @@ class Claimer:
         self._marking: dict[str, wire.AttemptProgress] = {}  # in the call under way
         self._marks_at_ns = 0
         self._handlers = HandlerCalls(card.name, rng)
-        self._tick_at_ns = self._reap_at_ns = self._retain_at_ns = 0
         # Calls, each with what becomes of its answer.
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
         self._notes, self._time = Lane(), Lane()
         self._states, self._locks = Lane(), Lane()
         self._answers: dict[int, Callable[[object], None]] = {}
 
-    def handle(self, now_ns: int, event: object) -> list[Action]:
+    @property
+    def standing(self) -> Standing | None:
+        """Return what the engine knows of this node and it of the engine; None: nothing yet."""
+        if self.policy is None:
+            return None
+        return Standing(self.policy, (self.tenure and self._declaring.known) or ())
+
+    def handle(self, now_ns: int, event: object) -> list[ClaimerAction]:
         self._now_ns = now_ns
         match event:
             case EngineAnswered(ticket, result):
@@ -159,18 +146,12 @@ class Claimer:
         return out
 
     def _end_if_it_may(self) -> None:
-        """End the process when there is nobody to leave, or somebody who goes on.
-
-        What runs belongs to the tenure: the next sidecar goes on with it. An engine that is away
-        is not waited for.
-        """
+        """End without leaving if attempts run (the next sidecar has them) or the engine is away."""
         told = not self._ends and not self._finishes.ticket
-        if self._leaving and not self._has_left and self._running_or_away(told):
+        over = not self.tenure or self._away or (told and self._held)
+        if self._leaving and not self._has_left and over:
             self._has_left = True
             self._out.append(Left())
-
-    def _running_or_away(self, told: bool) -> bool:
-        return not self.tenure or self._away or (told and bool(self._held))
 
     def _hear(self, message: object) -> None:
         """Hear the supervisor."""
@@ -241,8 +222,10 @@ class Claimer:
         if not self.tenure:
             if self._declaring.cards and not self._leaving:
                 yield self._member, 0, self._join
-                if self._taken_since_ns is not None:  # maybe nobody else is there to do it
-                    yield self._time, self._reap_at_ns, self._pass_time
+                if (
+                    self._declaring.taken_since_ns is not None
+                ):  # maybe nobody else is there to do it
+                    yield self._time, self._chores.reap_at_ns, self._pass_time
             return
         yield self._member_call()
         if self._repeated or (self._ends and self._epoch):
@@ -260,7 +243,7 @@ class Claimer:
             yield self._locks, lock_at_ns, self._ask_locks
         if self._may_claim and self._next_wants():
             yield self._claims, 0 if self._woken else self._claim_at_ns, self._claim
-        yield self._time, min(self._tick_at_ns, self._reap_at_ns), self._pass_time
+        yield self._time, self._chores.due_ns, self._pass_time
 
     def _member_call(self) -> tuple[Lane, int, Callable[[], None]]:
         member, idle = self._member, not self._claims.ticket
@@ -349,6 +332,7 @@ class Claimer:
         assert isinstance(result, engine.Joined)
         self.tenure, self._epoch, self._server = result.tenure, result.epoch, result.epoch
         self._was_member = True
+        self.policy = result.policy
         self._unsure = False
         self._claim_at_ns = self._now_ns
         self._is_declared(None)
@@ -360,15 +344,13 @@ class Claimer:
 
     def _is_declared(self, _result: object) -> None:
         self._declaring.told(self._now_ns)
-        self._taken_since_ns = None
 
     def _name_is_taken(self, reason: str, age_ns: int) -> None:
-        """Wait for the end of the other's lease, unless it is heard of meanwhile."""
-        if self._taken_since_ns is None:
-            self._taken_since_ns = self._now_ns
+        first, lives = self._declaring.taken(self._now_ns, age_ns)
+        if first:
             why = f"{reason}; this one waits until its lease is over"
             self._out.append(actions.Report("cluster.name_taken", "error", reason=why))
-        elif age_ns < self._now_ns - self._taken_since_ns and not self._was_member:
+        elif lives and not self._was_member:
             why = f"{reason} that is alive: give each machine a name of its own with cluster.node"
             self._out.append(NameInUse(why))
         self._member.not_before_ns = self._now_ns + TAKEN_NS
@@ -384,14 +366,15 @@ class Claimer:
 
     def _tell_membership(self) -> None:
         until_ns = self._until_ns if self.tenure else 0
-        self._tell(wire.Membership(self.tenure, until_ns, self._away, self._draining))
+        policy = self.policy or 0
+        self._tell(wire.Membership(self.tenure, until_ns, self._away, self._draining, policy))
 
     def _beat(self) -> None:
         self._call(self._member, self._ordered, "beat", self.tenure)
 
     def _ordered(self, result: object) -> None:
         assert isinstance(result, engine.Orders)
-        self._draining = result.draining
+        self._draining, self.policy = result.draining, result.policy
         self._is_alive()
         self._server = result.epoch
         if self._server != self._epoch:
@@ -531,7 +514,7 @@ class Claimer:
         for pool, attempts in pools.items():
             self._sent[pool] = self._sent.get(pool, 0) + len(attempts)
             request = self._wants.pop(pool).request if pool in self._wants else 0
-            for part in portions_of(attempts):
+            for part in portions(attempts):
                 self._tell(wire.Granted(request, pool, part))
         if pools:  # others may have more
             self._claim_at_ns = self._now_ns
@@ -602,15 +585,9 @@ class Claimer:
             self._tell(wire.LocksTold(self.tenure, replies))
 
     def _pass_time(self) -> None:
-        if self._now_ns >= self._reap_at_ns:
-            self._reap_at_ns = self._now_ns + round(REAP_NS * self._rng.uniform(0.8, 1.2))
-            self._call(self._time, self._reaped, "reap")
-        elif self._now_ns >= self._retain_at_ns:
-            self._retain_at_ns = self._now_ns + round(RETAIN_NS * self._rng.uniform(0.8, 1.2))
-            self._call(self._time, _nothing, "retain", self._keep_ns)
-        else:
-            self._tick_at_ns = self._now_ns + round(TICK_NS * self._rng.uniform(0.8, 1.2))
-            self._call(self._time, _nothing, "tick")
+        method, *arguments = self._chores.next(self._now_ns)
+        answered = self._reaped if method == "reap" else _nothing
+        self._call(self._time, answered, str(method), *arguments)
 
     def _reaped(self, result: object) -> None:
         assert isinstance(result, list)

@@ -21,12 +21,13 @@ INT_MAX = 2**31
 
 # The arguments of the functions that the engine calls.
 SIGNATURES = {
+    "announce_1": "bigint bigint",
     "apply_1": "bytea int",
     "beat_1": "int",
     "begun_1": "int text[] bigint[]",
     "breaker_1": "text text",
     "cancel_1": "text[]",
-    "changes_1": "bigint",
+    "changes_1": "text",
     "claim_1": "int text[] int[] text[]",
     "counts_1": "",
     "drain_1": "text bool",
@@ -35,7 +36,7 @@ SIGNATURES = {
     "find_1": "text text smallint[] text text text int",
     "finish_1": "int text[] bigint[] smallint[] bytea[] bigint[] bytea[] text[] bool[] bigint[] "
     "bigint[] bigint[] text[] bool[]",
-    "forget_1": "text",
+    "forget_1": "text bool",
     "invalidate_1": "text bool",
     "join_1": "text text bigint text bytea text[] int[] bigint[] int[] bigint[] bigint[] text[] "
     "text[] bigint[] bigint[]",
@@ -46,17 +47,21 @@ SIGNATURES = {
     "fetch_1": "text[] bigint",
     "marks_1": "bigint bigint",
     "nodes_1": "",
+    "pause_1": "text bool",
     "policy_1": "",
     "progress_1": "int text[] real[] text[]",
-    "purge_1": "text text smallint[] text text text",
+    "purge_1": "text text smallint[] text text text text[] bigint",
+    "ran_1": "text bigint bigint text bigint",
     "reap_1": "",
+    "recent_1": "bigint",
     "redeclare_1": "int text bigint text bytea text[] int[] bigint[] int[] bigint[] bigint[] "
     "text[] text[] bigint[] bigint[]",
     "rejoin_1": "int text[] bigint[]",
     "release_1": "int text[] bigint[]",
     "retain_1": "bigint",
     "retry_1": "text",
-    "settle_1": "text int bigint bigint bytea text",
+    "schedules_1": "",
+    "settle_1": "text bigint bigint bigint bytea bigint bool",
     "sites_1": "",
     "state_load_1": "text",
     "state_save_1": "text bytea bigint",

@@ -1,12 +1,9 @@
-"""What the supervisor and the engine tell each other through the claimer, in the other's words."""
-
-from collections.abc import Iterable
+"""What a node says of itself: its pools and their tasks."""
 
 from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
-from musterd.ipc.wire.messages import BATCH_BYTES_MAX
 from musterd.supervisor.cluster import engine
 
 PLACES_NS = 10 * SECOND_NS  # between two declarations that differ in places alone
@@ -22,6 +19,7 @@ class Declaring:
         self._sent: tuple[wire.PoolCard, ...] | None = None
         self.cards: tuple[wire.PoolCard, ...] | None = None  # as the supervisor tells them
         self.known: tuple[wire.PoolCard, ...] | None = None  # to the engine, for sure
+        self.taken_since_ns: int | None = None  # since when the name is known to be another's
 
     def due_ns(self) -> int | None:
         """Return when to declare the pools anew; None: the engine knows them."""
@@ -39,7 +37,17 @@ class Declaring:
 
     def told(self, now_ns: int) -> None:
         """Note that the engine knows what was declared last."""
-        self.known, self._next_ns = self._sent, now_ns
+        self.known, self._next_ns, self.taken_since_ns = self._sent, now_ns, None
+
+    def taken(self, now_ns: int, age_ns: int) -> tuple[bool, bool]:
+        """Note that another node has the name, which was heard of `age_ns` ago.
+
+        Return whether that is news, and whether the other was heard of since it was: it is alive.
+        """
+        if self.taken_since_ns is None:
+            self.taken_since_ns = now_ns
+            return True, False
+        return False, age_ns < now_ns - self.taken_since_ns
 
 
 def engine_card(card: wire.PoolCard) -> engine.PoolCard:
@@ -57,30 +65,3 @@ def engine_card(card: wire.PoolCard) -> engine.PoolCard:
 
 def without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
     return [structs.replace(card, places=0) for card in cards]
-
-
-def attempt_of(grant: engine.Grant, called_ns: int) -> wire.Attempt:
-    """Return the grant for the supervisor, with instants of this machine's clock."""
-    return wire.Attempt(
-        grant.spec,
-        grant.claim,
-        grant.attempt,
-        grant.crashes,
-        grant.interruptions,
-        grant.policy,
-        called_ns + grant.expires_in_ns if grant.expires_in_ns else 0,
-    )
-
-
-def portions_of(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:
-    """Cut attempts into messages of about BATCH_BYTES_MAX, at least one in each."""
-    portion: list[wire.Attempt] = []
-    size = 0
-    for attempt in attempts:
-        size += len(attempt.spec.args)
-        if portion and size > BATCH_BYTES_MAX:
-            yield portion
-            portion, size = [], len(attempt.spec.args)
-        portion.append(attempt)
-    if portion:
-        yield portion

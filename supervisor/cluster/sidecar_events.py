@@ -2,7 +2,9 @@
 
 from msgspec import Struct
 
+from musterd.ipc.wire import node_messages as wire
 from musterd.ipc.wire.messages import Change
+from musterd.ipc.wire.node_messages import PoolCard
 from musterd.supervisor.cluster.engine import ProgressMark
 from musterd.supervisor.core.model import actions
 
@@ -37,6 +39,13 @@ class PoolsNotified(Struct, frozen=True):
 
 class NodeNotified(Struct, frozen=True):
     """The engine has orders for this node."""
+
+
+class Standing(Struct, frozen=True):
+    """A node in its cluster, as the claimer knows it."""
+
+    policy: int  # version of the applied policy
+    cards: tuple[PoolCard, ...]  # pools whose tasks the engine knows from this node
 
 
 class LookedUp(Struct, frozen=True):
@@ -86,3 +95,28 @@ Action = (
     | actions.TellMissing
     | actions.TellProgress
 )
+
+# -- of the claimer ---------------------------------------------------------------------------
+
+
+class Tell(Struct, frozen=True):
+    """Send a message to the supervisor."""
+
+    message: wire.SidecarMessage
+
+
+class Left(Struct, frozen=True):
+    """The node has left the cluster: the process may end."""
+
+
+class NameInUse(Struct, frozen=True):
+    """Another live node has this node's name: the daemon ends."""
+
+    reason: str
+
+
+class Leave(Struct, frozen=True):
+    """The process is to end (an event)."""
+
+
+ClaimerAction = Call | Tell | Left | NameInUse | actions.Report

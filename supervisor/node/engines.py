@@ -36,6 +36,7 @@ THREADS = {
     "claim": CLAIMS,
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
     **dict.fromkeys(("tick", "reap", "retain"), TIME),
+    **dict.fromkeys(("policy", "due", "settle", "announce"), TIME),
     **dict.fromkeys(("states", "locks"), HANDLERS),
 }
 LISTEN_SECONDS = 1.0  # between two looks at what is to be listened to

@@ -70,12 +70,8 @@ def test_a_crash_of_postgresql_that_forgets_claims_starts_no_task_twice(tmp_path
     with servers(wal_writer_delay="10s") as server, nodes_of(server, tmp_path, "faults") as nodes:
         a = nodes.make("a", lease="1h")
         hour_ns = HOUR * 10**9  # nothing else is written that would take the claim to the disk
-        a.tune(
-            "musterd.supervisor.cluster.claimer",
-            BEGUN_NS=hour_ns,
-            TICK_NS=hour_ns,
-            REAP_NS=hour_ns,
-        )
+        a.tune("musterd.supervisor.cluster.claimer", BEGUN_NS=hour_ns)
+        a.tune("musterd.supervisor.cluster.calls", TICK_NS=hour_ns, REAP_NS=hour_ns)
         a.start()
         nodes.wait_for(a)
         gate = nodes.folder / "gate"

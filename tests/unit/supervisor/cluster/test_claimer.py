@@ -35,18 +35,18 @@ from musterd.supervisor.cluster.claimer import (
     FINISH_MAX,
     LEASE_NS_MIN,
     Claimer,
-    Leave,
-    Left,
-    NameInUse,
-    Tell,
 )
 from musterd.supervisor.cluster.node_cards import PLACES_NS
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
     EngineFailed,
+    Leave,
+    Left,
+    NameInUse,
     NodeNotified,
     PoolsNotified,
+    Tell,
 )
 from musterd.supervisor.core.model import actions, events
 
