@@ -170,6 +170,11 @@ class Fleet:
                 f"the daemon did not stop within {STOP_SECONDS:g} s:\n{self.log()}"
             ) from None
 
+    def wait(self) -> None:
+        """Wait for the end of a daemon that was killed."""
+        assert self._process is not None
+        self._process.wait(STOP_SECONDS)
+
     @property
     def pid(self) -> int:
         assert self._process is not None
