@@ -64,19 +64,19 @@ BEGIN
     END IF;
     IF s.state = 'half-open' THEN
       SELECT count(*) INTO places FROM live v
-      WHERE v.held = l.target AND v.state = 1 AND v.probe = s.round;
+      WHERE v.held = l.target AND v.state + 0 = 1 AND v.probe = s.round;
       allow := least(allow, (s.breaker ->> 'probes')::int - places);
     ELSIF s.state IN ('open', 'forced-open') THEN
       allow := 0;
       wake := CASE s.state WHEN 'open' THEN s.open_until END;
     END IF;
     IF s.max_concurrent > 0 AND allow > 0 THEN
-      SELECT count(*) INTO places FROM live v WHERE v.held = l.target AND v.state = 1;
+      SELECT count(*) INTO places FROM live v WHERE v.held = l.target AND v.state + 0 = 1;
       allow := least(allow, s.max_concurrent - places);
     END IF;
   END IF;
   IF c.name IS NOT NULL AND allow > 0 THEN
-    SELECT count(*) INTO places FROM live v WHERE v.held_class = l.class AND v.state = 1;
+    SELECT count(*) INTO places FROM live v WHERE v.held_class = l.class AND v.state + 0 = 1;
     allow := least(allow, c.max_concurrent - places);
   END IF;
   IF s.cost IS NOT NULL AND allow > 0 THEN
@@ -275,12 +275,12 @@ CREATE FUNCTION begun_1(p_tenure int, p_ids text[], p_claims bigint[]) RETURNS v
 LANGUAGE sql AS $$
   UPDATE live v SET begun = true
   FROM (SELECT * FROM unnest(p_ids, p_claims) AS u(id, claim) ORDER BY u.id) u
-  WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure AND v.claim = u.claim $$;
+  WHERE v.id = u.id AND v.state + 0 = 1 AND v.tenure = p_tenure AND v.claim = u.claim $$;
 
 -- Those that joined a task show its progress (tasks_seen).
 CREATE FUNCTION progress_1(p_tenure int, p_ids text[], p_fractions real[], p_texts text[])
 RETURNS void LANGUAGE sql AS $$
   UPDATE live v SET fraction = u.fraction, progress = u.text, progress_at = clock()
   FROM (SELECT * FROM unnest(p_ids, p_fractions, p_texts) AS u(id, fraction, text) ORDER BY u.id) u
-  WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure
+  WHERE v.id = u.id AND v.state + 0 = 1 AND v.tenure = p_tenure
     AND (v.progress_at IS NULL OR v.progress_at <= clock() - interval '1s') $$;

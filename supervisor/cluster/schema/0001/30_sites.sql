@@ -155,6 +155,6 @@ CREATE FUNCTION sites_1() RETURNS TABLE (target text, breaker text, open_for big
   inside bigint) LANGUAGE sql STABLE AS $$
   SELECT s.target, s.state,
     CASE WHEN s.state = 'open' THEN greatest(0, ns(s.open_until - clock())) ELSE 0 END, s.failures,
-    (SELECT count(*) FROM live v WHERE v.held = s.target AND v.state = 1)
+    (SELECT count(*) FROM live v WHERE v.held = s.target AND v.state + 0 = 1)
   FROM site s WHERE s.max_concurrent > 0 OR s.cost IS NOT NULL OR NOT is_as_new(s)
   ORDER BY s.target $$;

@@ -6,9 +6,9 @@ CREATE TYPE told AS (id text, waiter bigint, state smallint, lane int, held text
 CREATE FUNCTION lock_keys(p_ids text[]) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-  IF EXISTS (SELECT FROM live v WHERE v.id = ANY (p_ids) AND v.key IS NOT NULL) THEN
+  IF (SELECT count(v.key) FROM live v WHERE v.id = ANY (p_ids)) > 0 THEN
     PERFORM FROM key k WHERE k.key IN (
-      SELECT v.key FROM live v WHERE v.id = ANY (p_ids) AND v.key IS NOT NULL)
+      SELECT v.key FROM live v WHERE v.id = ANY (p_ids))
     ORDER BY k.key FOR UPDATE;
   END IF;
 END $$;
@@ -186,7 +186,7 @@ BEGIN
   JOIN live x ON x.id = e.id;
   IF slow THEN
     PERFORM FROM live x
-    WHERE x.id = ANY (p_ids) AND x.state = 1 AND x.tenure = p_tenure ORDER BY x.id FOR UPDATE;
+    WHERE x.id = ANY (p_ids) AND x.state + 0 = 1 AND x.tenure = p_tenure ORDER BY x.id FOR UPDATE;
   END IF;
   -- Most ends concern nobody else: all of them in one statement, in the order of their ids.
   RETURN QUERY
@@ -194,7 +194,7 @@ BEGIN
     DELETE FROM live x USING (
       SELECT * FROM unnest(p_ids, p_claims, p_kinds, p_values, p_runs, p_clears, p_keeps)
         AS e(id, claim, kind, value, run_ns, clears, keeps) ORDER BY e.id) e
-    WHERE x.id = e.id AND x.state = 1 AND x.tenure = p_tenure AND x.claim = e.claim
+    WHERE x.id = e.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = e.claim
       AND e.kind = 0 AND x.key IS NULL AND e.clears IS NULL AND e.keeps IS NOT TRUE
       AND x.held IS NULL AND x.id NOT LIKE '@%'
       AND NOT EXISTS (SELECT FROM lane y JOIN site z ON z.target = y.target
@@ -218,12 +218,12 @@ BEGIN
       p_unwell, p_afters, p_retries, p_patience, p_clears, p_keeps)
       AS e(id, claim, kind, value, run_ns, failure, error, unwell, retry_after, retry_ns, patience,
         clears, keeps)
-    JOIN live x ON x.id = e.id AND x.state = 1 AND x.tenure = p_tenure AND x.claim = e.claim
+    JOIN live x ON x.id = e.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = e.claim
     JOIN lane y ON y.lane = x.lane
     ORDER BY y.target, e.id
   LOOP
     SELECT * INTO v FROM live x
-    WHERE x.id = u.id AND x.state = 1 AND x.tenure = p_tenure AND x.claim = u.claim;
+    WHERE x.id = u.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = u.claim;
     CONTINUE WHEN NOT FOUND;
     SELECT * INTO l FROM lane x WHERE x.lane = v.lane;
     IF u.failure IS NOT NULL THEN
