@@ -21,7 +21,7 @@
 -- Plans are made once in a session, often for an empty table, where every index looks alike. So a
 -- statement leaves no choice (tests/cluster/test_plans.py). Where tasks are found by ids, sites or
 -- classes, `state + 0` keeps it from the indexes of a state, which are full of dead entries.
--- Whether there is a task is asked by a LIMIT 1, because an EXISTS may read all tasks into a table.
+-- Whether there is a task or a site is asked by a LIMIT 1: an EXISTS may read all of them at once.
 -- An instant is compared by a variable: clock() is volatile, and no index is searched for it.
 -- Functions that are called often are in PL/pgSQL, which keeps plans; SQL makes a plan at each call.
 
@@ -33,6 +33,7 @@ CREATE TABLE meta (
 
 CREATE SEQUENCE seq;
 CREATE SEQUENCE tenure_seq AS int;
+CREATE SEQUENCE tidied;                 -- when tidy() has looked at everything, in milliseconds
 
 CREATE TABLE node (
   identity text PRIMARY KEY, name text NOT NULL, tenure int NOT NULL,  -- 0: it has left

@@ -150,9 +150,9 @@ BEGIN
           array_agg(x.gated ORDER BY x.lane) INTO ring, heads, gates
         FROM (
           SELECT y.lane, y.head,
-            (y.target <> '' AND EXISTS (SELECT FROM site s WHERE s.target = y.target))
-            OR (y.class <> '' AND EXISTS (
-              SELECT FROM class c WHERE c.name = y.class AND c.max_concurrent > 0)) AS gated
+            (y.target <> '' AND (SELECT true FROM site s WHERE s.target = y.target LIMIT 1))
+            OR (y.class <> '' AND (SELECT true FROM class c
+              WHERE c.name = y.class AND c.max_concurrent > 0 LIMIT 1)) AS gated
           FROM lane y WHERE y.pool = p_pool AND y.level = p_level AND y.state = 'r'
             AND y.lane > low AND y.lane <= high
           ORDER BY y.pool, y.level, y.lane LIMIT cap) x;

@@ -179,9 +179,9 @@ DECLARE u record; v live; l lane; worker_ text; s site; slow bool;
 BEGIN
   PERFORM lock_keys(p_ids);
   SELECT bool_or(e.kind <> 0 OR x.key IS NOT NULL OR x.held IS NOT NULL OR x.held_class IS NOT NULL
-    OR e.clears IS NOT NULL OR e.keeps OR x.id LIKE '@%' OR EXISTS (
-      SELECT FROM lane y JOIN site z ON z.target = y.target
-      WHERE y.lane = x.lane AND y.target <> '')) INTO slow
+    OR e.clears IS NOT NULL OR e.keeps OR x.id LIKE '@%' OR (
+      SELECT (SELECT true FROM site z WHERE z.target = y.target LIMIT 1)
+      FROM lane y WHERE y.lane = x.lane AND y.target <> '')) INTO slow
   FROM unnest(p_ids, p_kinds, p_clears, p_keeps) AS e(id, kind, clears, keeps)
   JOIN live x ON x.id = e.id;
   IF slow THEN
@@ -197,8 +197,8 @@ BEGIN
     WHERE x.id = e.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = e.claim
       AND e.kind = 0 AND x.key IS NULL AND e.clears IS NULL AND e.keeps IS NOT TRUE
       AND x.held IS NULL AND x.id NOT LIKE '@%'
-      AND NOT EXISTS (SELECT FROM lane y JOIN site z ON z.target = y.target
-        WHERE y.lane = x.lane AND y.target <> '')
+      AND (SELECT (SELECT true FROM site z WHERE z.target = y.target LIMIT 1)
+        FROM lane y WHERE y.lane = x.lane AND y.target <> '') IS NULL
     RETURNING x.*, e.value, e.run_ns),
   counted AS (
     INSERT INTO tally SELECT y.pool, -count(*) FROM gone g JOIN lane y ON y.lane = g.lane

@@ -97,9 +97,9 @@ BEGIN
   INSERT INTO lane (pool, level, target, class, on_open)
   SELECT DISTINCT x.pool, x.priority, x.target, x.class, coalesce((x.opts).on_open, '')
   FROM unnest(p_sent) x
-  WHERE x.refused IS NULL AND NOT EXISTS (
-    SELECT FROM lane l WHERE l.pool = x.pool AND l.level = x.priority AND l.target = x.target
-      AND l.class = x.class AND l.on_open = coalesce((x.opts).on_open, ''))
+  WHERE x.refused IS NULL AND (
+    SELECT true FROM lane l WHERE l.pool = x.pool AND l.level = x.priority AND l.target = x.target
+      AND l.class = x.class AND l.on_open = coalesce((x.opts).on_open, '') LIMIT 1) IS NULL
   ORDER BY 1, 2, 3, 4, 5 ON CONFLICT DO NOTHING;
 END $$;
 
@@ -110,7 +110,7 @@ BEGIN
   INSERT INTO site SELECT (s.row).* FROM (
     SELECT DISTINCT ON (l.target) site_as_new(l.target, l.class) AS row
     FROM lane l WHERE l.lane = ANY (p_lanes) AND l.target <> ''
-      AND NOT EXISTS (SELECT FROM site x WHERE x.target = l.target)
+      AND (SELECT true FROM site x WHERE x.target = l.target LIMIT 1) IS NULL
       AND ((SELECT t.limited FROM target t WHERE t.target IN (l.target, '*')
             ORDER BY t.target = '*' LIMIT 1)
         OR (SELECT p.windows FROM policy p ORDER BY p.version DESC LIMIT 1))
@@ -232,13 +232,17 @@ BEGIN
     SELECT array_agg(new.id), min(new.seq), array_agg(DISTINCT new.lane) INTO inserted, low, lanes
     FROM new;
     PERFORM sites_for(lanes);
-    INSERT INTO tally SELECT x.pool, count(*) FROM unnest(all_) x
-    WHERE x.id = ANY (inserted) GROUP BY x.pool;
-    SELECT array_agg((x.o, 'known', NULL, NULL, 0, NULL, NULL, NULL, NULL)::verdict) INTO more
-    FROM (SELECT y.o, y.id, row_number() OVER (PARTITION BY y.id ORDER BY y.o) AS n
-      FROM unnest(all_) y) x
-    WHERE x.n > 1 OR x.id <> ALL (coalesce(inserted, '{}'));
-    odd := odd || more;
+    IF cardinality(inserted) = cardinality(all_) THEN
+      INSERT INTO tally SELECT x.pool, count(*) FROM unnest(all_) x GROUP BY x.pool;
+    ELSE
+      INSERT INTO tally SELECT x.pool, count(*) FROM unnest(all_) x
+      WHERE x.id = ANY (inserted) GROUP BY x.pool;
+      SELECT array_agg((x.o, 'known', NULL, NULL, 0, NULL, NULL, NULL, NULL)::verdict) INTO more
+      FROM (SELECT y.o, y.id, row_number() OVER (PARTITION BY y.id ORDER BY y.o) AS n
+        FROM unnest(all_) y) x
+      WHERE x.n > 1 OR x.id <> ALL (coalesce(inserted, '{}'));
+      odd := odd || more;
+    END IF;
   END IF;
   IF keyed THEN
     DELETE FROM key k WHERE k.leader IS NULL AND k.key IN (SELECT x.key FROM unnest(p_sent) x);

@@ -107,7 +107,8 @@ DECLARE lanes int[]; pools int[]; ended bool := false; t told; mine oid := only_
   before text := current_setting('synchronous_commit');
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
-  SELECT array_agg(l.lane) INTO lanes FROM lane l WHERE l.target = ANY (p_targets);
+  SELECT array_agg(l.lane) INTO lanes FROM lane l
+  WHERE l.target = ANY (p_targets) AND l.target <> '';
   lanes := lanes || p_lanes;
   SELECT array_agg(l.pool) INTO pools FROM lane l WHERE l.lane = ANY (lanes);
   IF p_classes IS NOT NULL THEN
@@ -239,16 +240,17 @@ BEGIN
       SELECT true FROM live v WHERE v.lane = l.lane AND v.state = 0 LIMIT 1))
     OR (l.head > 0 AND (
       SELECT true FROM live v WHERE v.lane = l.lane AND v.state = 0 AND v.seq <= l.head LIMIT 1))
-    OR (l.state = 'p' AND l.wake_at IS NULL AND NOT EXISTS (
-      SELECT FROM site s WHERE s.target = l.target AND (
+    OR (l.state = 'p' AND l.wake_at IS NULL AND (
+      SELECT true FROM site s WHERE s.target = l.target AND (
         s.state = 'forced-open' OR (s.max_concurrent > 0 AND s.max_concurrent <= (
           SELECT count(*) FROM live v WHERE v.held = s.target AND v.state + 0 = 1))
         OR (s.state = 'half-open' AND (s.breaker ->> 'probes')::int <= (
           SELECT count(*) FROM live v WHERE v.held = s.target AND v.state + 0 = 1
-            AND v.probe = s.round))))
-      AND NOT EXISTS (SELECT FROM class c WHERE c.name = l.class AND c.max_concurrent > 0
+            AND v.probe = s.round))) LIMIT 1) IS NULL
+      AND (SELECT true FROM class c WHERE c.name = l.class AND c.max_concurrent > 0
         AND c.max_concurrent <= (
-          SELECT count(*) FROM live v WHERE v.held_class = c.name AND v.state + 0 = 1)));
+          SELECT count(*) FROM live v WHERE v.held_class = c.name AND v.state + 0 = 1)
+        LIMIT 1) IS NULL);
   IF lanes IS NOT NULL THEN
     SELECT array_agg(DISTINCT l.pool) INTO pools FROM lane l WHERE l.lane = ANY (lanes);
     PERFORM lock_pools(pools);
@@ -265,7 +267,7 @@ CREATE FUNCTION shut() RETURNS SETOF told LANGUAGE plpgsql AS $$
 DECLARE lanes int[]; pools int[];
 BEGIN
   SELECT array_agg(l.lane), array_agg(DISTINCT l.pool) INTO lanes, pools
-  FROM site s JOIN lane l ON l.target = s.target
+  FROM site s JOIN lane l ON l.target = s.target AND l.target <> ''
   WHERE is_shut(s, clock()) AND on_open_of(l) <> 'wait'
     AND (SELECT true FROM live v WHERE v.lane = l.lane AND v.state = 0 LIMIT 1);
   IF lanes IS NOT NULL THEN
@@ -274,12 +276,16 @@ BEGIN
   END IF;
 END $$;
 
+-- All nodes do this, twice a second each; what looks at every site is done by one of them.
 CREATE FUNCTION tidy() RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE now_ms bigint := extract(epoch FROM clock()) * 1000;
 BEGIN
   WITH c AS (DELETE FROM tally RETURNING *)
   UPDATE pool p SET counted = p.counted + x.n
   FROM (SELECT c.pool, sum(c.change) AS n FROM c GROUP BY 1) x WHERE p.pool = x.pool;
+  IF abs(now_ms - coalesce(pg_sequence_last_value('tidied'), 0)) < 400 THEN RETURN; END IF;
+  PERFORM setval('tidied', now_ms);
   UPDATE pool p SET aged = x.levels FROM (
     SELECT y.pool, ARRAY(SELECT g FROM generate_series(1, 3) g WHERE EXISTS (
       SELECT FROM lane l, LATERAL (
