@@ -33,7 +33,10 @@ CREATE TABLE meta (
 
 CREATE SEQUENCE seq;
 CREATE SEQUENCE tenure_seq AS int;
-CREATE SEQUENCE tidied;                 -- when tidy() has looked at everything, in milliseconds
+-- When somebody looked at everything, in milliseconds (is_turn).
+CREATE SEQUENCE tidied;
+CREATE SEQUENCE shut_seen;
+CREATE SEQUENCE repaired;
 
 CREATE TABLE node (
   identity text PRIMARY KEY, name text NOT NULL, tenure int NOT NULL,  -- 0: it has left

@@ -231,11 +231,22 @@ BEGIN
   RETURN n;
 END $$;
 
+-- All nodes tick, twice a second each. What looks at every lane or site is done once for all.
+CREATE FUNCTION is_turn(p_last regclass) RETURNS bool LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE now_ms bigint := extract(epoch FROM clock()) * 1000;
+BEGIN
+  IF abs(now_ms - coalesce(pg_sequence_last_value(p_last), 0)) < 400 THEN RETURN false; END IF;
+  PERFORM setval(p_last, now_ms);
+  RETURN true;
+END $$;
+
 -- Lanes that nobody has woken: who should have died first.
 CREATE FUNCTION repair() RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE lanes int[]; pools int[];
 BEGIN
+  IF NOT is_turn('repaired') THEN RETURN; END IF;
   SELECT array_agg(l.lane) INTO lanes FROM lane l WHERE (l.state = 'e' AND (
       SELECT true FROM live v WHERE v.lane = l.lane AND v.state = 0 LIMIT 1))
     OR (l.head > 0 AND (
@@ -266,6 +277,7 @@ CREATE FUNCTION shut() RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE lanes int[]; pools int[];
 BEGIN
+  IF NOT is_turn('shut_seen') THEN RETURN; END IF;
   SELECT array_agg(l.lane), array_agg(DISTINCT l.pool) INTO lanes, pools
   FROM site s JOIN lane l ON l.target = s.target AND l.target <> ''
   WHERE is_shut(s, clock()) AND on_open_of(l) <> 'wait'
@@ -276,16 +288,13 @@ BEGIN
   END IF;
 END $$;
 
--- All nodes do this, twice a second each; what looks at every site is done by one of them.
 CREATE FUNCTION tidy() RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE now_ms bigint := extract(epoch FROM clock()) * 1000;
 BEGIN
   WITH c AS (DELETE FROM tally RETURNING *)
   UPDATE pool p SET counted = p.counted + x.n
   FROM (SELECT c.pool, sum(c.change) AS n FROM c GROUP BY 1) x WHERE p.pool = x.pool;
-  IF abs(now_ms - coalesce(pg_sequence_last_value('tidied'), 0)) < 400 THEN RETURN; END IF;
-  PERFORM setval('tidied', now_ms);
+  IF NOT is_turn('tidied') THEN RETURN; END IF;
   UPDATE pool p SET aged = x.levels FROM (
     SELECT y.pool, ARRAY(SELECT g FROM generate_series(1, 3) g WHERE EXISTS (
       SELECT FROM lane l, LATERAL (
