@@ -93,9 +93,7 @@ def test_lanes_that_left_the_ring_are_brought_back_by_a_tick(cluster: Cluster) -
     assert len(rig.claim(a, 10)) == 6
     rig.submit(*rig.tasks(2, target="t"))
     cluster.sql("UPDATE musterd.lane SET state = 'p', wake_at = NULL")
-    rig.engine.tick()
-    assert rig.claim(a, 10) == []  # somebody has just looked, for all nodes
-    rig.pass_time(0.5)
+    rig.pass_time(0.5)  # somebody has just looked, for all nodes
     rig.engine.tick()
     assert len(rig.claim(a, 10)) == 2
 
