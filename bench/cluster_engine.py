@@ -39,11 +39,7 @@ Told = tuple[int, float, list[float]]  # tasks done, when the last one was, dura
 def measure_claims(stage: Stage) -> Measure:
     """Claim from a queue that has only what is claimed, and from a long one with blocked sites."""
     plan = stage.plan
-    url = stage.server.cluster()
-    engine = PostgresEngine(url)
-    admin = PostgresEngine(stage.server.admin(url))
-    tenure = _join(engine, "n")
-    open_sites = plan.sites - plan.blocked
+    short, long = stage.server.cluster(), stage.server.cluster()
     figures = {
         (key, number): Figure(
             key=f"claims.{key}.{number}",
@@ -58,21 +54,21 @@ def measure_claims(stage: Stage) -> Measure:
             ("queued", f"{plan.queued:,} queued, {plan.blocked} of {plan.sites} sites blocked"),
         )
     }
-    for number in (1, BATCH):
-        for turn in range(plan.claims):
-            engine.submit(_specs(f"e{number}-{turn}-", number, open_sites))
-            figures["empty", number].samples.append(_claim(engine, tenure, number))
-    _fill(stage.server.admin(url), engine, plan.queued, plan.sites)
-    for site in range(plan.blocked):
-        admin.breaker(f"site{open_sites + site}", "open")
-    engine.claim(tenure, [Want("p", 1, ("p.extract",))])  # parks what is blocked
-    stage.server.execute(url, "VACUUM ANALYZE musterd.live")
-    for number in (1, BATCH):
-        for _ in range(plan.claims):
-            figures["queued", number].samples.append(_claim(engine, tenure, number))
-    for each in (engine, admin):
-        each.close()
-    stage.server.drop(url)
+    engines = {"empty": PostgresEngine(short), "queued": PostgresEngine(long)}
+    tenures = {key: _join(engine, "n") for key, engine in engines.items()}
+    _fill(stage, long, engines["queued"])
+    for engine, tenure in zip(engines.values(), tenures.values(), strict=True):
+        engine.claim(tenure, [Want("p", 1, ("p.extract",))])  # parks what is blocked
+    for turn in range(plan.claims):
+        for (key, number), figure in figures.items():
+            if key == "empty":
+                sites = plan.sites - plan.blocked
+                engines[key].submit(_specs(f"e{number}-{turn}-", number, sites))
+            figure.samples.append(_claim(engines[key], tenures[key], number))
+    for engine in engines.values():
+        engine.close()
+    for url in (short, long):
+        stage.server.drop(url)
     return Measure(name="claims", title="One claim", figures=list(figures.values()))
 
 
@@ -128,18 +124,24 @@ def _claim(engine: PostgresEngine, tenure: int, number: int) -> float:
     return took
 
 
-def _fill(admin: str, engine: PostgresEngine, queued: int, sites: int) -> None:
-    """Queue many tasks at once: a submit for each lane, the rest by a copy."""
-    for first in range(0, sites, BATCH):
-        engine.submit(_specs("f", min(BATCH, sites - first), sites, first))
+def _fill(stage: Stage, url: str, engine: PostgresEngine) -> None:
+    """Queue many tasks at once, a submit for each lane, the rest by a copy; block sites."""
+    plan, admin = stage.plan, stage.server.admin(url)
+    for first in range(0, plan.sites, BATCH):
+        engine.submit(_specs("f", min(BATCH, plan.sites - first), plan.sites, first))
     with psycopg.connect(admin) as connection:
         connection.execute(
             "INSERT INTO musterd.live (id, seq, lane, state, submitted_at, queued_at, owner, name, "
             "priority, args) SELECT 'g' || g, nextval('musterd.seq'), l.lanes[1 + g %% %s], 0, "
             "now(), now(), 10, 'p.extract', 2, %s FROM generate_series(1, %s) g, "
             "(SELECT array_agg(lane) AS lanes FROM musterd.lane) l",
-            (sites, ARGS, queued),
+            (plan.sites, ARGS, plan.queued),
         )
+    ruler = PostgresEngine(admin)
+    for site in range(plan.sites - plan.blocked, plan.sites):
+        ruler.breaker(f"site{site}", "open")
+    ruler.close()
+    stage.server.execute(url, "VACUUM ANALYZE musterd.live")
 
 
 def _throughput(url: str, tasks: int) -> tuple[float, list[float]]:

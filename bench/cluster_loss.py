@@ -64,7 +64,7 @@ def _loss(stage: Stage, place: Path, *, restart: bool) -> float:
         os.kill(victim.pid, signal.SIGKILL)
         if restart:
             victim.wait()
-            victim.start()
+            victim.start(wait=False)
         for each in ids:
             client.task(each).result(ANSWER_SECONDS)
         return time.perf_counter() - began
