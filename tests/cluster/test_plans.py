@@ -16,7 +16,13 @@ from postgres import Cluster, Server
 from rig import UNWELL, Rig, end
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.supervisor.cluster.engine import ClusterPolicy, EndKind, Held, ProgressMark
+from musterd.supervisor.cluster.engine import (
+    ClusterPolicy,
+    EndKind,
+    Held,
+    ProgressMark,
+    StateAsk,
+)
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
 
 QUEUED = 5_000
@@ -126,6 +132,8 @@ def _do_everything(rig: Rig) -> None:
     held = [Held(grant.id, grant.claim) for grant in grants]
     engine.begun(a, held)
     engine.progress(a, [ProgressMark(grants[0].id, 0.5, "half")])
+    saved = [StateAsk(each.id, each.claim, "key", saves=True, value=b"1") for each in held[:3]]
+    engine.states(a, saved)
     rig.finish(a, *grants[:3])
     for place, grant in enumerate(grants[3:]):
         kind = cast("EndKind", KINDS[place % len(KINDS)])

@@ -186,7 +186,9 @@ BEGIN
           stands AS MATERIALIZED (
             SELECT setval(place, ring[max(t.o)]), max(t.o) AS o, count(*) AS n FROM taken t
             HAVING count(*) > 0),
-          moved AS (   -- heads move on now and then; lanes that had nothing leave a long ring
+          -- Heads move on after some thousand tasks: each move leaves a dead row, which all who read
+          -- the lane have to pass while a snapshot is held. Lanes without a task leave a long ring.
+          moved AS (
             UPDATE lane x SET head = coalesce(g.top, x.head),
               state = CASE WHEN g.k = 0 THEN 'e' ELSE 'r' END::"char"
             FROM (
@@ -198,7 +200,7 @@ BEGIN
                 cardinality(ring))
               GROUP BY 1, 2) g
             WHERE x.lane = g.l AND p_names IS NULL AND p_older IS NULL
-              AND ((g.k = 0 AND cardinality(ring) >= 64) OR g.top > g.h + 64 * cardinality(ring)))
+              AND ((g.k = 0 AND cardinality(ring) >= 64) OR g.top > g.h + 8192 * cardinality(ring)))
           SELECT t.id, t.claim, t.attempt, t.crashes, t.interruptions, y.class, false,
             CASE WHEN t.expires_at IS NULL THEN 0 ELSE greatest(1, ns(t.expires_at - now_)) END,
             t.name, t.args, t.priority, y.target, t.key, (t.opts).timeout_ns,
