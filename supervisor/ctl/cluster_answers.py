@@ -77,8 +77,12 @@ class ClusterConnection:
                 self._engine, asked.name, paused=False
             ),
         }
-        with told():
-            self._engine.check("version_1", "node")
+        try:
+            with told():
+                self._engine.check("version_1", "node")
+        except BaseException:
+            self._engine.close()
+            raise
 
     def close(self) -> None:
         self._engine.close()

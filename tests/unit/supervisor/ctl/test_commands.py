@@ -212,8 +212,6 @@ def test_the_document_describes_every_command_of_a_cluster() -> None:
     section = DOCUMENT.read_text().partition("### `musterctl cluster COMMAND`")[2]
     table = section.partition("\n\n`nodes`")[0]
     described = re.findall(r"^\| `(\w+)(.*?)` \|", table, re.MULTILINE)
-        r"^\| `(\w+)(.*?)` \|", section.partition("\n\n`nodes`")[0], re.MULTILINE
-    )
     group = cli.commands["cluster"]
     assert isinstance(group, click.Group)
     options = {
