@@ -46,6 +46,7 @@ from musterd.supervisor.cluster.engine import (
     Want,
 )
 from musterd.supervisor.cluster.model_records import (
+    JOINED,
     LaneKey,
     Lock,
     Node,
