@@ -264,7 +264,7 @@ def test_a_lock_ends_with_its_holder_and_outlives_a_sidecar(
         if how == "killed":
             first.kill()
         elif how == "its task is killed":
-            worker = next(each for each in first.pool("jobs").workers if each.task)
+            worker = next(each for each in first.pool("jobs").workers if each.state == "BUSY")
             os.kill(worker.pid, signal.SIGKILL)
         else:
             sidecar = sidecar_of(first).pid

@@ -18,11 +18,14 @@ from musterd.supervisor.cluster.engine import (
     Fenced,
     Grant,
     Held,
+    LockAsk,
     NodeCard,
     PoolCard,
     ProgressMark,
+    StateAsk,
     Want,
 )
+from musterd.supervisor.cluster.handler_calls import HandlerCalls
 from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
 from simulation.profile import MS, SEC, US
@@ -58,6 +61,8 @@ class Sidecar:
         self._ends: dict[Key, AttemptEnd] = {}
         self._begun: list[Held] = []
         self._marks: list[ProgressMark] = []
+        self._handlers = HandlerCalls(node.name, node.rng)
+        self._states_at_ns = 0  # after a claim that the engine did not know
         self._wants: dict[str, act.WantAttempts] = {}
         self._asked_ns: dict[str, int] = {}  # when a want found nothing
         self._sent: dict[str, int] = {}
@@ -104,9 +109,15 @@ class Sidecar:
                     assert key not in self._ends, f"{key} ends twice"
                     self._ends[key] = end
                     self._running.pop(key, None)
+                    self._handlers.forget(key)
                     self._world.ended[end.kind] = self._world.ended.get(end.kind, 0) + 1
                 self._begun += [Held(each.id, each.claim) for each in begun]
                 self._marks += [ProgressMark(each.id, each.fraction, each.text) for each in marks]
+            case act.AskStates(asks):
+                self._handlers.ask_states(asks, self._running)
+            case act.AskLocks(tenure, wishes):
+                if tenure == self.tenure:
+                    self._handlers.ask_locks(wishes)
         self._work()
 
     def _say(self, event: Any) -> None:
@@ -137,6 +148,8 @@ class Sidecar:
                 self._call(self._join)
         elif world.now_ns >= self._beat_at_ns:
             self._call(self._beat)
+        elif self._ask_for_handlers():
+            pass
         elif self._begun or self._marks:
             self._call(self._tell_begun)
         elif (want := self._next_want()) is not None:
@@ -163,6 +176,11 @@ class Sidecar:
         world = self._world
         lost = 0.0 if world.is_calm else world.faults.lost
         answer: Any
+        if call in (self._ask_states, self._ask_locks):
+            if self.alive:
+                self._node.session = self  # which ends the session of the one before
+            elif self._node.session is not self:
+                return
         if self._node.cut or world.rng.random() < lost / 2:
             answer = EngineAway("before its effect")
         else:
@@ -183,6 +201,10 @@ class Sidecar:
         if isinstance(answer, EngineAway):
             if call == self._claim:
                 self._register = True  # what was granted is not known
+            elif call == self._ask_states:
+                self._handlers.states_failed("away", refused=False)
+            elif call == self._ask_locks:
+                self._handlers.locks_failed()
             self._say_membership(away=True)
             self._later(world.delay(*AGAIN_NS))
             return
@@ -191,6 +213,7 @@ class Sidecar:
             self.tenure, self._joined, self._register = 0, False, False
             self._running, self._ends, self._begun, self._marks = {}, {}, [], []
             self._expected = 0
+            self._handlers.reset()
             self._say(events.MembershipTold(0, 0))
         else:
             answer(sent_ns)
@@ -219,6 +242,7 @@ class Sidecar:
             self._joined, self._register, self._epoch = True, False, epoch
             gone = [key for key in running if key[0] in lost]
             for key in gone:
+                self._handlers.forget(key)
                 self._running.pop(key, None)
                 self._ends.pop(key, None)
             if gone:
@@ -272,6 +296,41 @@ class Sidecar:
         def done(_: int) -> None:
             self._begun = [each for each in self._begun if each not in begun]
             self._marks = [each for each in self._marks if each not in marks]
+
+        return done
+
+    def _ask_for_handlers(self) -> bool:
+        """Call for handlers, if they want something."""
+        now_ns, handlers = self._world.now_ns, self._handlers
+        lock_at_ns = handlers.lock_call_at()
+        if handlers.has_states and now_ns >= self._states_at_ns:
+            self._call(self._ask_states, handlers.next_states())
+        elif lock_at_ns is not None and now_ns >= lock_at_ns:
+            self._call(self._ask_locks, handlers.next_locks(now_ns))
+        else:
+            return False
+        return True
+
+    def _ask_states(self, asks: list[StateAsk]) -> Callable[[int], None]:
+        views = self._engine.states(self.tenure, asks)
+
+        def done(_: int) -> None:
+            told, unknown = self._handlers.states_answered(views)
+            for each in told:
+                self._say(events.StatesTold(each.replies))
+            if unknown:
+                self._beat_at_ns = 0
+                self._states_at_ns = self._world.now_ns + self._world.delay(*AGAIN_NS)
+
+        return done
+
+    def _ask_locks(self, asks: list[LockAsk]) -> Callable[[int], None]:
+        views = self._engine.locks(self.tenure, asks)
+
+        def done(_: int) -> None:
+            replies = self._handlers.locks_answered(views)
+            if replies:
+                self._say(events.LocksTold(self.tenure, replies))
 
         return done
 
