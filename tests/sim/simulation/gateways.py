@@ -411,6 +411,15 @@ class World:
                 client.accepted[spec.id] = None
                 client.waits_since[spec.id] = self.now_ns
                 self.told.append(spec.id)
+                if self.rng.random() < 0.3:
+                    self.watch(self.rng.choice(self.clients), spec.id)
+
+    def watch(self, client: Client, id_: str) -> None:
+        """Wait for a task, perhaps of another client on another node."""
+        if client.peer and id_ not in client.outcomes:
+            client.accepted[id_] = None
+            client.waits_since.setdefault(id_, self.now_ns)
+            self.to_gateway(client, events.TasksWatched(client.peer, [id_]))
 
     def once_more(self, client: Client, specs: list[TaskSpec]) -> None:
         client.unsent += specs
