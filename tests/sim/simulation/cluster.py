@@ -418,6 +418,14 @@ class ClusterWorld:
         self.profile, self.faults = KINDS[seed % len(KINDS)]
         if seed >= ASKING_SEED:
             self.profile = replace(self.profile, asks=1.0, locks=("a",), weights=(1, 3, 3))
+            faults = self.faults
+            self.faults = structs.replace(
+                faults,
+                sidecar_deaths=4 * faults.sidecar_deaths,
+                cuts=4 * faults.cuts,
+                restarts=4 * faults.restarts,
+                freezes=4 * faults.freezes,
+            )
         self.width = 3 if seed % 5 == 4 else 1
         self.now_ns = 1
         self.is_calm = self.over = False

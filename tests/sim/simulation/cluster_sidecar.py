@@ -37,6 +37,10 @@ LEASE_NS = 3 * SEC
 BEAT_NS = 1 * SEC
 WIRE_NS = (20 * US, 1 * MS)
 CALL_NS = (300 * US, 8 * MS)  # of the engine, and back
+SLOW, SLOW_NS = (
+    0.05,
+    (100 * MS, 2 * SEC),
+)  # some calls for handlers: their sidecar may die meanwhile
 AGAIN_NS = (20 * MS, 300 * MS)  # after a lost answer
 POLL_NS = (5 * MS, 50 * MS)  # before nothing is asked for again
 
@@ -169,7 +173,10 @@ class Sidecar:
         self._busy = True
         world = self._world
         sent_ns = self._node.now_ns
-        world.after(world.delay(*CALL_NS) // 2, self._arrive, call, args, sent_ns)
+        delay_ns = world.delay(*CALL_NS) // 2
+        if call in (self._ask_states, self._ask_locks) and world.rng.random() < SLOW:
+            delay_ns = world.delay(*SLOW_NS)
+        world.after(delay_ns, self._arrive, call, args, sent_ns)
 
     def _arrive(self, call: Callable[..., Any], args: Any, sent_ns: int) -> None:
         """The call reaches the engine, or not; so does the answer. Death loses the answer alone."""
