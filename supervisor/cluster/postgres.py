@@ -32,6 +32,7 @@ from musterd.supervisor.cluster.columns import (
 )
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
+    Changed,
     ChangeNote,
     ClusterPolicy,
     Count,
@@ -56,6 +57,9 @@ from musterd.supervisor.cluster.engine import (
     ProgressMark,
     Reaped,
     Recent,
+    Run,
+    ScheduleView,
+    Settled,
     SiteView,
     StateAsk,
     StateView,
@@ -75,6 +79,7 @@ from musterd.supervisor.cluster.rows import (
     grant,
     note_lanes,
     outcome,
+    tally,
     tell,
     view,
 )
@@ -423,7 +428,11 @@ class PostgresEngine:
 
     def policy(self) -> PolicyView:
         [(version, doc)] = self._call("policy_1")
-        return PolicyView(version, msgspec.json.decode(doc, type=ClusterPolicy))
+        try:
+            return PolicyView(version, msgspec.json.decode(doc, type=ClusterPolicy))
+        except msgspec.DecodeError as error:
+            why = f"policy {version} of the cluster cannot be read by this version ({error})"
+            raise EngineError(f"{why}: upgrade musterd here") from None
 
     def apply(self, policy: ClusterPolicy, former: int) -> int:
         return int(self._call("apply_1", msgspec.json.encode(policy), former)[0][0])
@@ -491,27 +500,48 @@ class PostgresEngine:
     def settle(
         self,
         due: DueSchedule,
-        tasks: Sequence[TaskSpec],
+        runs: Sequence[Run],
         *,
         last_ns: int,
         next_ns: int | None,
         memory: bytes,
-    ) -> bool:
-        wakes, newest = Wakes(), tasks[-1].id if tasks else None
+        skipped: int = 0,
+        anew: bool = False,
+    ) -> Settled | None:
+        assert not (anew and runs), "the row of its last result is locked after those of tasks"
+        wakes = Wakes()
+        verdicts: list[Verdict] = []
         try:
             with self._connected().transaction():
-                row = (due.name, due.turn, last_ns, next_ns, memory, newest)
-                settled = bool(self._call("settle_1", *row)[0][0])
-                if settled:
-                    self._submit(tasks, 0, False, wakes)
+                row = (due.name, due.turn, last_ns, next_ns, memory, skipped, anew)
+                if not self._call("settle_1", *row)[0][0]:
+                    return None
+                if runs:
+                    verdicts = self._submit([each.spec for each in runs], 0, False, wakes)
+                    self._call("ran_1", due.name, *tally(runs, verdicts))
         except psycopg.Error as error:
             raise self._refusal(error) from error
-        if settled:
-            self._wake(wakes)
-        return settled
+        self._wake(wakes)
+        return Settled(tuple(verdicts))
 
-    def changes(self, after: int = 0) -> list[ChangeNote]:
-        return [ChangeNote(*row) for row in self._call("changes_1", after)]
+    def schedules(self) -> list[ScheduleView]:
+        views = []
+        for row in self._call("schedules_1"):
+            *shown, number = row[7:]
+            shown.append(STATES[number] if number is not None else "")
+            views.append(ScheduleView(DueSchedule(*row[:7]), *shown))
+        return views
+
+    def pause(self, name: str, *, paused: bool) -> bool:
+        return bool(self._call("pause_1", name, paused)[0][0])
+
+    def changes(self, after: str = "") -> Changed:
+        [(now, *lists)] = self._call("changes_1", after)
+        rows = zip(*[each or () for each in lists], strict=True)
+        return Changed(tuple([ChangeNote(*row) for row in rows]), now)
+
+    def announce(self, number: int, token: int) -> bool:
+        return bool(self._call("announce_1", number, token)[0][0])
 
     def statistics(self) -> Statistics:
         [(oldest_ns, dead, live_bytes)] = self._call("statistics_1")

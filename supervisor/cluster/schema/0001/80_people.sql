@@ -198,25 +198,81 @@ CREATE FUNCTION cards_1() RETURNS TABLE (card bytea) LANGUAGE sql STABLE AS
 CREATE FUNCTION wall_ns() RETURNS bigint LANGUAGE sql AS
   'SELECT (extract(epoch FROM clock()) * 1000000000)::bigint';
 
-CREATE FUNCTION due_1() RETURNS TABLE (name text, plan bytea, turn int, last_ns bigint,
-  now_ns bigint, memory bytea, alive text) LANGUAGE sql STABLE AS $$
-  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory,
-    coalesce((SELECT v.id FROM live v WHERE v.id = s.task), '')
-  FROM schedule s WHERE s.next_ns <= wall_ns() ORDER BY s.name $$;
+CREATE FUNCTION run_alive(p_name text) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT coalesce((SELECT v.id FROM live v WHERE v.id > ('@' || p_name || '.') COLLATE "C"
+    AND v.id < ('@' || p_name || '/') COLLATE "C" ORDER BY v.id DESC LIMIT 1), '') $$;
 
--- Move a schedule on from a turn; the node submits its runs in the same transaction. NULL: another
+CREATE FUNCTION due_1() RETURNS TABLE (name text, plan bytea, turn bigint, last_ns bigint,
+  now_ns bigint, memory bytea, alive text) LANGUAGE sql STABLE AS $$
+  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, run_alive(s.name)
+  FROM schedule s WHERE s.next_ns <= wall_ns() AND NOT s.paused ORDER BY s.name $$;
+
+CREATE FUNCTION schedules_1() RETURNS TABLE (name text, plan bytea, turn bigint, last_ns bigint,
+  now_ns bigint, memory bytea, alive text, next_ns bigint, paused bool, notify bool, runs bigint,
+  skipped bigint, task text, ran_ns bigint, state smallint) LANGUAGE sql STABLE AS $$
+  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, run_alive(s.name), s.next_ns,
+    s.paused, s.notify, s.runs, s.skipped, coalesce(s.task, ''), s.ran_ns, coalesce(
+      (SELECT v.state FROM live v WHERE v.id = s.task),
+      (SELECT d.state FROM done d WHERE d.id = s.task ORDER BY d.finished_at DESC LIMIT 1))
+  FROM schedule s ORDER BY s.name $$;
+
+-- Move a schedule on from a turn; the node submits its runs in the same transaction. False: another
 -- node was first.
-CREATE FUNCTION settle_1(p_name text, p_turn int, p_last bigint, p_next bigint, p_memory bytea,
-  p_task text) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE FUNCTION settle_1(p_name text, p_turn bigint, p_last bigint, p_next bigint, p_memory bytea,
+  p_skipped bigint, p_anew bool) RETURNS bool LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   UPDATE schedule s SET turn = s.turn + 1, last_ns = p_last, next_ns = p_next, memory = p_memory,
-    task = coalesce(p_task, s.task)
+    skipped = s.skipped + p_skipped
   WHERE s.name = p_name AND s.turn = p_turn;
-  RETURN FOUND;
+  IF NOT FOUND THEN RETURN false; END IF;
+  IF p_anew THEN DELETE FROM digest d WHERE d.schedule = p_name; END IF;
+  RETURN true;
 END $$;
 
-CREATE FUNCTION changes_1(p_after bigint) RETURNS TABLE (number bigint, schedule text, task text,
-  digest text) LANGUAGE sql STABLE AS $$
-  SELECT c.number, c.schedule, c.task, c.digest FROM change c WHERE c.number > p_after
-  ORDER BY c.number LIMIT 1000 $$;
+-- What became of the runs that were submitted, in the transaction of settle_1.
+CREATE FUNCTION ran_1(p_name text, p_runs bigint, p_skipped bigint, p_task text, p_ran bigint)
+RETURNS void LANGUAGE sql AS $$
+  UPDATE schedule s SET runs = s.runs + p_runs, skipped = s.skipped + p_skipped,
+    task = coalesce(p_task, s.task), ran_ns = coalesce(p_ran, s.ran_ns)
+  WHERE s.name = p_name $$;
+
+-- Instants of a pause are not caught up with: a node finds the next one.
+CREATE FUNCTION pause_1(p_name text, p_paused bool) RETURNS bool LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE schedule s SET paused = p_paused, turn = s.turn + 1,
+    last_ns = CASE WHEN p_paused OR s.last_ns = 0 THEN s.last_ns
+      ELSE greatest(s.last_ns, wall_ns()) END,
+    next_ns = CASE WHEN p_paused OR s.next_ns IS NULL THEN s.next_ns ELSE 0 END
+  WHERE s.name = p_name AND s.paused <> p_paused;
+  RETURN FOUND OR EXISTS (SELECT FROM schedule s WHERE s.name = p_name);
+END $$;
+
+-- Changes since a snapshot, each once, whatever order the transactions had; without one, the newest
+-- of each schedule.
+CREATE FUNCTION changes_1(p_after text) RETURNS TABLE (after text, numbers bigint[],
+  schedules text[], tasks text[], digests text[], announced bool[]) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE since pg_snapshot := nullif(p_after, '')::pg_snapshot;
+BEGIN
+  RETURN QUERY SELECT pg_current_snapshot()::text, array_agg(c.number ORDER BY c.number),
+    array_agg(c.schedule ORDER BY c.number), array_agg(c.task ORDER BY c.number),
+    array_agg(c.digest ORDER BY c.number), array_agg(c.announced IS NOT NULL ORDER BY c.number)
+  FROM (
+    (SELECT DISTINCT ON (x.schedule) x.* FROM change x WHERE since IS NULL
+     ORDER BY x.schedule, x.number DESC LIMIT 1000)
+    UNION ALL
+    (SELECT x.* FROM change x WHERE x.xact >= pg_snapshot_xmin(since)
+       AND NOT pg_visible_in_snapshot(x.xact, since)
+     ORDER BY x.number DESC LIMIT 1000)) c;
+END $$;
+
+-- True for one token, also when it asks again.
+CREATE FUNCTION announce_1(p_number bigint, p_token bigint) RETURNS bool LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE change c SET announced = p_token WHERE c.number = p_number
+    AND coalesce(c.announced, p_token) = p_token;
+  RETURN FOUND;
+END $$;
