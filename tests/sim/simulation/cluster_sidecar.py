@@ -49,6 +49,7 @@ class Sidecar:
         self._arrival_ns = self._departure_ns = 0
         self._free_ns: dict[str, int] = {}  # when a thread has done its last call
         self._stopped_until_ns = 0
+        self._backlog: list[Any] = []  # of a sidecar that is stopped
         self._woken_ns: int | None = None
 
     @property
@@ -57,7 +58,16 @@ class Sidecar:
 
     def stop(self, for_ns: int) -> None:
         """Do nothing for a while; what comes waits."""
-        self._stopped_until_ns = self._world.now_ns + for_ns
+        until_ns = self._world.now_ns + for_ns
+        self._stopped_until_ns = max(self._stopped_until_ns, until_ns)
+        self._world.after(for_ns, self._continue)
+
+    def _continue(self) -> None:
+        """Hear what has come meanwhile, in order, unless it was stopped once more."""
+        if self._world.now_ns >= self._stopped_until_ns:
+            backlog, self._backlog = self._backlog, []
+            for event in backlog:
+                self._feed(event)
 
     # -- the supervisor -----------------------------------------------------------------------
 
@@ -79,9 +89,8 @@ class Sidecar:
         if not self.alive:
             return
         world, claimer = self._world, self._claimer
-        if world.now_ns < self._stopped_until_ns:
-            # In the order in which it came: those that wait have lower numbers.
-            world.after(self._stopped_until_ns - world.now_ns, self._feed, event)
+        if world.now_ns < self._stopped_until_ns or self._backlog:
+            self._backlog.append(event)
             return
         world.trace.append((world.now_ns, f"{self._node.name} =>", event))
         actions = claimer.handle(self._node.now_ns, event)
