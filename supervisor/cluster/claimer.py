@@ -28,8 +28,8 @@ from msgspec import Struct, structs
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine
+from musterd.supervisor.cluster.attempts import attempt_of, portions
 from musterd.supervisor.cluster.calls import Lane
-from musterd.supervisor.cluster.grants import attempt_of, engine_card, portions, without_places
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
@@ -37,6 +37,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     EngineFailed,
     NodeNotified,
     PoolsNotified,
+    Standing,
 )
 from musterd.supervisor.core.model import actions, events
 
@@ -85,6 +86,7 @@ class Claimer:
         self._leaving = False
         # Membership.
         self.tenure = 0
+        self.policy: int | None = None  # version of the applied policy, once it is known
         self._epoch = ""  # of the server at which the claims are registered; "": not known
         self._server = ""  # the epoch that the server tells
         self._until_ns = 0
@@ -117,6 +119,14 @@ class Claimer:
         self._notes, self._time = Lane(), Lane()
         self._states, self._locks = Lane(), Lane()
         self._answers: dict[int, Callable[[object], None]] = {}
+
+    @property
+    def standing(self) -> Standing | None:
+        """Return what the engine knows of this node and it of the engine; None: nothing yet."""
+        if self.policy is None:
+            return None
+        known = self._declared if self.tenure and self._declared is not None else ()
+        return Standing(self.policy, known)
 
     def handle(self, now_ns: int, event: object) -> list[Action]:
         self._now_ns = now_ns
@@ -295,11 +305,11 @@ class Claimer:
         """Whether the engine must be told of other pools. How many places they have may wait."""
         if self._declared is None or self._cards is None:
             return False  # the one before has told them
-        return without_places(self._declared) != without_places(self._cards)
+        return _without_places(self._declared) != _without_places(self._cards)
 
     def _join(self) -> None:
         assert self._cards is not None
-        pools = tuple(map(engine_card, self._cards))
+        pools = tuple(map(_engine_card, self._cards))
         self._declared = self._cards
         self.tenure, self._epoch, self._server = 0, "", ""
         self._call(self._member, self._joined, "join", structs.replace(self._card, pools=pools))
@@ -307,6 +317,7 @@ class Claimer:
     def _joined(self, result: object) -> None:
         assert isinstance(result, engine.Joined)
         self.tenure, self._epoch, self._server = result.tenure, result.epoch, result.epoch
+        self.policy = result.policy
         self._unsure = False
         self._claim_at_ns = self._now_ns
         self._is_alive()
@@ -320,14 +331,15 @@ class Claimer:
 
     def _tell_membership(self) -> None:
         until_ns = self._until_ns if self.tenure else 0
-        self._tell(wire.Membership(self.tenure, until_ns, self._away, self._draining))
+        policy = self.policy or 0
+        self._tell(wire.Membership(self.tenure, until_ns, self._away, self._draining, policy))
 
     def _beat(self) -> None:
         self._call(self._member, self._ordered, "beat", self.tenure)
 
     def _ordered(self, result: object) -> None:
         assert isinstance(result, engine.Orders)
-        self._draining = result.draining
+        self._draining, self.policy = result.draining, result.policy
         self._is_alive()
         self._server = result.epoch
         if self._server != self._epoch:
@@ -556,3 +568,20 @@ class Claimer:
 
 
 def _nothing(_result: object) -> None: ...
+
+
+def _engine_card(card: wire.PoolCard) -> engine.PoolCard:
+    return engine.PoolCard(
+        card.name,
+        card.places,
+        card.tasks,
+        card.queue_size,
+        card.aging_ns,
+        card.max_crashes,
+        card.cache_ns,
+        card.debounce_ns,
+    )
+
+
+def _without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
+    return [structs.replace(card, places=0) for card in cards]

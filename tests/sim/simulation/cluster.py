@@ -11,6 +11,7 @@ hold:
 - no attempt is given to a worker after it has expired, or after the lease of its node;
 - a node is granted no more than it wants, and keeps no end that was confirmed;
 - what handlers share is as shared_watch.py says;
+- each due time of a schedule is run once, and no run begins beside its last (cluster_timetable.py);
 - a node that shuts down leaves nothing behind.
 """
 
@@ -44,6 +45,7 @@ from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks.claims import HOLD_NS
 from simulation.cluster_sidecar import LEASE_NS, WIRE_NS, Sidecar
+from simulation.cluster_timetable import Timetable
 from simulation.profile import METHODS, MS, SEC, US, Profile
 from simulation.shared_watch import NodeWatch, SharedWatch
 from simulation.wide_workers import WideWorker
@@ -443,6 +445,8 @@ class ClusterWorld:
         self.engine.watch = self.shared
         self.nodes = [Node(self, number) for number in range(self.rng.randint(1, 3))]
         self._tasks = 0
+        self.pool = POOL
+        self.timetable = Timetable(self, used=seed // len(KINDS) % 2 == 0)
 
     # -- time ---------------------------------------------------------------------------------
 
@@ -491,7 +495,10 @@ class ClusterWorld:
         rng, faults = self.rng, self.faults
         narrow = TargetPolicy(max_concurrent=PLACES)
         retry = RetryPolicy(2, BackoffPolicy(base_ns=20 * MS, max_ns=200 * MS))
-        self.engine.apply(ClusterPolicy(retry=retry, targets={"narrow": narrow}), 0)
+        policy = ClusterPolicy(
+            retry=retry, targets={"narrow": narrow}, schedules=self.timetable.cards
+        )
+        self.engine.apply(policy, 0)
         for node in self.nodes:
             node.boot()
         for _ in range(rng.randint(3, 10)):
@@ -629,6 +636,7 @@ class ClusterWorld:
     def _calm_down(self) -> None:
         self.is_calm = True
         self.poison.clear()
+        self.after(self.delay(1 * SEC, 3 * SEC), self.timetable.pause)
         for node in self.nodes:
             node.cut = False
         self._care(self.now_ns + CALM_LIMIT_NS)
@@ -638,7 +646,11 @@ class ClusterWorld:
             node.put_in_order()
         left = [id_ for id_ in self.accepted if id_ not in self.finals]
         left += [f"lock {name}" for name in self.engine.board.locks]
-        if not left and all(node.up and node.fleet.phase == Phase.UP for node in self.nodes):
+        if (
+            not left
+            and self.timetable.is_paused
+            and all(node.up and node.fleet.phase == Phase.UP for node in self.nodes)
+        ):
             for node in self.nodes:
                 node.over = True
                 node.tell(events.ShutdownRequested("the end"))
@@ -666,6 +678,7 @@ class ClusterWorld:
         self.check()
         assert self.accepted.keys() == self.finals.keys()
         assert not list(self.engine.board.claimed()), "claims are left"
+        self.timetable.check()
 
     # -- what must hold -----------------------------------------------------------------------
 
