@@ -273,18 +273,27 @@ BEGIN
   END LOOP;
 END $$;
 
+-- Lock claimed tasks in the order of their ids: an UPDATE of several may take another one.
+CREATE FUNCTION lock_claims(p_tenure int, p_ids text[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  PERFORM FROM live x WHERE x.id = ANY (p_ids) AND x.state + 0 = 1 AND x.tenure = p_tenure
+  ORDER BY x.id FOR UPDATE;
+END $$;
+
 CREATE FUNCTION begun_1(p_tenure int, p_ids text[], p_claims bigint[]) RETURNS void
 LANGUAGE sql AS $$
-  UPDATE live v SET begun = true
-  FROM (SELECT * FROM unnest(p_ids, p_claims) AS u(id, claim) ORDER BY u.id) u
+  SELECT lock_claims(p_tenure, p_ids);
+  UPDATE live v SET begun = true FROM unnest(p_ids, p_claims) AS u(id, claim)
   WHERE v.id = u.id AND v.state + 0 = 1 AND v.tenure = p_tenure AND v.claim = u.claim $$;
 
 -- Those that joined a task show its progress (tasks_seen). Returns those for which it is too early.
 CREATE FUNCTION progress_1(p_tenure int, p_ids text[], p_fractions real[], p_texts text[])
 RETURNS SETOF text LANGUAGE sql AS $$
+  SELECT lock_claims(p_tenure, p_ids);
   WITH noted AS (
     UPDATE live v SET fraction = u.fraction, progress = u.text, progress_at = clock()
-    FROM (SELECT * FROM unnest(p_ids, p_fractions, p_texts) AS u(id, fraction, text) ORDER BY u.id) u
+    FROM unnest(p_ids, p_fractions, p_texts) AS u(id, fraction, text)
     WHERE v.id = u.id AND v.state + 0 = 1 AND v.tenure = p_tenure
       AND (v.progress_at IS NULL OR v.progress_at <= clock() - interval '1s')
     RETURNING v.id)
