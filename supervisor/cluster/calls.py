@@ -7,7 +7,8 @@ from msgspec import Struct
 from musterd.ipc.resilience.policy import SECOND_NS
 
 PAUSE_NS, PAUSE_MAX_NS = SECOND_NS // 20, 2 * SECOND_NS  # between two attempts of one call
-TICK_NS, REAP_NS = SECOND_NS // 2, 2 * SECOND_NS
+TICK_NS = SECOND_NS // 2
+REAP_NS = SECOND_NS  # a lost node's tasks wait for this beyond its lease
 RETAIN_NS = 600 * SECOND_NS  # partitions for ended tasks are made hours ahead
 
 

@@ -33,8 +33,8 @@ from msgspec import structs
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine
-from musterd.supervisor.cluster.attempts import attempt_of, portions
 from musterd.supervisor.cluster.calls import Chores, Lane
+from musterd.supervisor.cluster.grants import attempt_of, portions
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
 from musterd.supervisor.cluster.node_cards import Declaring
 from musterd.supervisor.cluster.sidecar_events import (

@@ -58,6 +58,7 @@ def test_a_live_node_is_forgotten_only_by_force(rig: Rig) -> None:
 def test_what_is_dead_of_a_name_is_forgotten_and_the_live_one_stays(rig: Rig) -> None:
     rig.join("a", identity="old", lease=30)
     rig.pass_time(31)
+    rig.engine.reap()
     rig.join("a", identity="new")
     assert rig.engine.forget("a", force=False)
     assert [each.identity for each in rig.engine.nodes()] == ["new"]

@@ -65,6 +65,7 @@ def test_postgresql_is_killed_while_work_flows(own: tuple[Server, Nodes]) -> Non
     assert "deadlock" not in server.log
 
 
+@pytest.mark.long
 def test_a_crash_of_postgresql_that_forgets_claims_starts_no_task_twice(tmp_path: Path) -> None:
     """The node registers what it runs before anything is granted to anybody."""
     with servers(wal_writer_delay="10s") as server, nodes_of(server, tmp_path, "faults") as nodes:
@@ -204,6 +205,7 @@ def test_a_server_that_says_nothing_holds_nobody_for_ever(own: tuple[Server, Nod
         proxy.heal()
 
 
+@pytest.mark.long
 def test_a_slow_postgresql_is_slow_and_nothing_else(own: tuple[Server, Nodes]) -> None:
     server, nodes = own
     with proxy_to(server) as proxy:
@@ -280,6 +282,7 @@ def test_a_full_disk_refuses_work_and_loses_none(tmp_path: Path) -> None:
         all_end(nodes, 39)
 
 
+@pytest.mark.long
 def test_a_server_without_a_free_connection_is_away_until_there_is_one(tmp_path: Path) -> None:
     with (
         servers(max_connections="16", superuser_reserved_connections="3") as server,
@@ -308,7 +311,8 @@ def test_a_server_without_a_free_connection_is_away_until_there_is_one(tmp_path:
                 client.submit("jobs.double", {"x": 1}).result(timeout=60)
             for other in others:
                 other.close()
-            ids += submitted(client, range(10, 20))
+            again = client.submit("jobs.work", {"n": 10}, wait=True)
+            ids += [again.id, *submitted(client, range(11, 20))]
             assert [client.task(id_).result(timeout=60) for id_ in ids] == list(range(20))
         nodes.check(20)
         assert "too many clients" in server.log or "remaining connection slots" in server.log
@@ -359,6 +363,7 @@ def test_clocks_that_are_an_hour_apart_change_nothing(own: tuple[Server, Nodes])
         assert "cluster.fenced" not in node.log()
 
 
+@pytest.mark.long
 def test_a_node_that_comes_back_after_a_week_is_the_same_node(own: tuple[Server, Nodes]) -> None:
     """Its tenure is over, its tasks have run elsewhere, old results are gone; it keeps its name."""
     _, nodes = own
@@ -413,6 +418,7 @@ def test_a_daemon_stops_in_good_time_while_postgresql_is_away(own: tuple[Server,
     all_end(nodes, 2)
 
 
+@pytest.mark.long
 def test_a_frozen_daemon_leaves_its_name_to_nobody(own: tuple[Server, Nodes]) -> None:
     """A member that finds its name taken goes on serving, and joins when the name is free."""
     _, nodes = own

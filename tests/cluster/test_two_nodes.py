@@ -108,6 +108,7 @@ def test_a_second_live_node_of_one_name_exits_with_69_and_says_so(nodes: Nodes) 
     nodes.check(1)
 
 
+@pytest.mark.long
 def test_the_name_of_a_node_whose_machine_is_gone_is_free_after_its_lease(nodes: Nodes) -> None:
     [a] = nodes.start("shed")
     kill_all(a)
@@ -119,6 +120,7 @@ def test_the_name_of_a_node_whose_machine_is_gone_is_free_after_its_lease(nodes:
     nodes.check(1)
 
 
+@pytest.mark.long
 def test_the_results_of_a_node_that_was_stopped_for_longer_than_its_lease_do_not_count(
     nodes: Nodes,
 ) -> None:
