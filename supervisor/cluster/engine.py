@@ -471,7 +471,10 @@ class Engine(Protocol):
         """Cancel tasks; return those that were alive."""
 
     def retry(self, ids: Sequence[str]) -> list[Rejection]:
-        """Run tasks again that ended without success; return those that cannot."""
+        """Run tasks again that ended without success, one by one; return those that cannot.
+
+        Whoever calls it again after EngineAway hears that those done before have not ended.
+        """
 
     def purge(self, which: TaskFilter) -> int:
         """Forget ended tasks; return how many."""

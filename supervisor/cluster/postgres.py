@@ -183,7 +183,11 @@ class PostgresEngine:
         return EngineError(str(error))
 
     def _wake(self, wakes: Wakes) -> None:
-        """Wake what a commit has made ready; a wake that is lost is made up for by a tick."""
+        """Wake what a commit has made ready; a wake that is lost is made up for by a tick.
+
+        Notifications need no pause that gathers them: a node has one call of a kind under way, and
+        what comes meanwhile is the next one's.
+        """
         while wakes != Wakes(waiter=wakes.waiter):
             told, wakes.told = list(wakes.told), {}
             try:

@@ -26,7 +26,7 @@ _DAEMON_SIGNALS = {
 }
 _DAEMON_CODES = {
     "0": "Stopped cleanly.",
-    "69": "Another instance runs.",
+    "69": "Another instance runs, or another node of the cluster has this one's name.",
     "70": "Internal error.",
     "71": "The system denies what is needed, such as descriptors; the message says how many.",
     "78": "The configuration or the store is wrong.",
