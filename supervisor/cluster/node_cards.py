@@ -5,7 +5,6 @@ from msgspec import structs
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine
-from musterd.supervisor.cluster.grants import engine_card, without_places
 
 PLACES_NS = 10 * SECOND_NS  # between two declarations that differ in places alone
 DECLARE_NS = 5 * SECOND_NS  # after a declaration that failed: heartbeats come between
@@ -49,3 +48,20 @@ class Declaring:
             self.taken_since_ns = now_ns
             return True, False
         return False, age_ns < now_ns - self.taken_since_ns
+
+
+def engine_card(card: wire.PoolCard) -> engine.PoolCard:
+    return engine.PoolCard(
+        card.name,
+        card.places,
+        card.tasks,
+        card.queue_size,
+        card.aging_ns,
+        card.max_crashes,
+        card.cache_ns,
+        card.debounce_ns,
+    )
+
+
+def without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
+    return [structs.replace(card, places=0) for card in cards]
