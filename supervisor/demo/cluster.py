@@ -36,10 +36,8 @@ from musterd.ipc.client.sync_client import Client, TaskHandle
 from musterd.ipc.errors import MusterdError, TaskError
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import FleetStatus
-from musterd.supervisor.cluster.engine import ClusterPolicy, EngineError
-from musterd.supervisor.cluster.migrate import migrate
+from musterd.supervisor.cluster.engine import EngineError
 from musterd.supervisor.cluster.postgres import PostgresEngine
-from musterd.supervisor.core.model.policy import TargetPolicy
 from musterd.supervisor.ctl.connection import Connection
 from musterd.supervisor.demo.database import ACCOUNT, Database
 from musterd.supervisor.demo.networks import Networks, Unavailable
@@ -203,6 +201,7 @@ class Demo:
         self.folder.chmod(0o711)  # PostgreSQL, another user, has a folder in it
         self.nodes: list[Node] = []
         self._networks = networks
+        self._owner = self.folder / "owner.url"
         self._most = 0  # of one site at once
         self._database_state = "runs"
         self._began = time.monotonic()
@@ -258,20 +257,28 @@ class Demo:
         stack.callback(database.stop)
         database.start()
         database.execute(f"CREATE DATABASE {DATABASE}")
-        migrate(database.url(DATABASE))
+        self._owner.touch(mode=0o600)
+        self._owner.write_text(database.url(DATABASE))
+        self._musterctl("cluster", "migrate")
         (row,) = database.execute("SHOW server_version")
         place = f"127.0.0.1:{database.port}" if networks is None else "a network of its own"
         self._say(f"[bold]PostgreSQL {str(row[0]).split()[0]}[/] runs on {place}, fsync on")
-        engine = PostgresEngine(database.url(DATABASE))
         rate = self.tasks / SITES / WORK_SECONDS
-        site = TargetPolicy(max_concurrent=SITE_PLACES, rate=rate, burst=2)
-        engine.apply(ClusterPolicy(target=site), engine.policy().version)
-        engine.close()
+        limits = f'rate = "{rate:.2f}/s"\nburst = 2\nmax_concurrent = {SITE_PLACES}\n'
+        policy = self.folder / "policy.toml"
+        policy.write_text("".join(f"[targets.site-{n}]\n{limits}" for n in range(SITES)))
+        self._musterctl("cluster", "apply", str(policy))
         self._say(
             f"{SITES} sites, each at most {SITE_PLACES} tasks at once and {rate:.1f} a second, "
             f"over all nodes"
         )
         return database
+
+    def _musterctl(self, *words: str) -> None:
+        command = [sys.executable, "-m", "musterd.supervisor.ctl", "--url-file", str(self._owner)]
+        done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise MusterdError(f"musterctl {' '.join(words)}: {done.stderr or done.stdout}")
 
     def _make_nodes(
         self, stack: contextlib.ExitStack, networks: Networks | None, database: Database

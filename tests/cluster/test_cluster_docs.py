@@ -19,6 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs/cluster.md").read_text()
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 BLOCKS = BLOCK.findall(PAGE)
+COMMANDS = sorted(
+    {
+        tuple(found[1].split())
+        for found in re.finditer(r"`musterctl ((?:--cluster |cluster )[a-z]+)", PAGE)
+    }
+)
 WORKER = """
 from musterd import task
 
@@ -41,6 +47,11 @@ def server() -> Iterator[Server]:
         owner = server.url("tasks", "muster_owner")
         subprocess.run(["psql", "-q", "-v", "ON_ERROR_STOP=1", "-c", granted, owner], check=True)
         yield server
+
+
+def musterctl(*words: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "musterd.supervisor.ctl", *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 
 def file(name: str) -> str:
@@ -77,12 +88,15 @@ def test_a_node_works_with_the_users_of_the_page_and_has_the_connections_it_says
     assert server.execute(query) == [(0,)]
 
 
-def test_the_policy_of_the_page_is_a_configuration(tmp_path: Path) -> None:
-    path = tmp_path / "policy.toml"
-    path.write_text(file("policy.toml"))
-    command = [sys.executable, "-m", "musterd.supervisor", "check-config", "-c", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+def test_the_policy_of_the_page_is_applied_and_shown(server: Server, tmp_path: Path) -> None:
+    policy, owner = tmp_path / "policy.toml", tmp_path / "owner.url"
+    policy.write_text(file("policy.toml"))
+    owner.write_text(server.url("tasks", "muster_owner"))
+    owner.chmod(0o600)
+    done = musterctl("--url-file", str(owner), "cluster", "apply", str(policy))
     assert done.returncode == 0, done.stderr
+    done = musterctl("--url-file", str(owner), "cluster", "show")
+    assert "shop.example" in done.stdout, done.stderr
 
 
 def test_several_servers_may_be_given(server: Server) -> None:
@@ -95,3 +109,9 @@ def test_several_servers_may_be_given(server: Server) -> None:
     engine = PostgresEngine(f"{url}&host={nowhere},{server.folder}&port=5432,5432")
     assert engine.nodes() is not None
     engine.close()
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_of_the_page_exists(words: tuple[str, ...]) -> None:
+    done = musterctl(*words, "--help")
+    assert done.returncode == 0, done.stderr

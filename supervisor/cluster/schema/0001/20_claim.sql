@@ -153,9 +153,12 @@ BEGIN
 END $$;
 
 -- Lanes without a queued task leave a long ring; a submit or a retry brings them back.
-CREATE FUNCTION leave_ring(p_lanes int[]) RETURNS void LANGUAGE sql AS $$
-  UPDATE lane x SET state = 'e' WHERE x.lane = ANY (p_lanes) AND x.state = 'r' AND NOT EXISTS (
-    SELECT FROM live v WHERE v.lane = x.lane AND v.seq > x.head AND v.state = 0) $$;
+CREATE FUNCTION leave_ring(p_lanes int[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE lane x SET state = 'e' WHERE x.lane = ANY (p_lanes) AND x.state = 'r' AND (
+    SELECT true FROM live v WHERE v.lane = x.lane AND v.seq > x.head AND v.state = 0 LIMIT 1) IS NULL;
+END $$;
 
 -- The same for a node that lacks some of the tasks: from lanes without gates, one after the other.
 CREATE FUNCTION take_named(p_tenure int, p_claim bigint, p_place regclass, p_ring int[],
