@@ -34,7 +34,7 @@ BEGIN
       RETURN QUERY SELECT u.o, true, state_load_1(u.key);
       CONTINUE;
     END IF;
-    PERFORM FROM live x WHERE x.id = u.id AND x.state = 1 AND x.tenure = p_tenure
+    PERFORM FROM live x WHERE x.id = u.id AND x.state + 0 = 1 AND x.tenure = p_tenure
       AND x.claim = u.claim;
     IF FOUND THEN PERFORM state_save_1(u.key, u.value, u.ttl); RETURN QUERY SELECT u.o, true, NULL::bytea;
     ELSE RETURN QUERY SELECT u.o, false, NULL::bytea;
