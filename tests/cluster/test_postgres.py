@@ -566,6 +566,7 @@ def storm_policy(failures: int) -> ClusterPolicy:
     )
 
 
+@pytest.mark.timeout(900)  # with --long, on a busy machine
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_storm_of_everything_ends_every_task_once_and_without_a_deadlock(
     cluster: Cluster, seed: int, is_long: bool
