@@ -128,6 +128,17 @@ def _line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+def _check(engine: "PostgresEngine", function: str, role: str) -> None:
+    from musterd.supervisor.cluster.engine import EngineRefused
+
+    try:
+        engine.check(function, role)
+    except EngineRefused as error:
+        if role == "admin" and "may not call" in str(error):
+            raise EngineRefused(f"{error}, or give an administrator's --url-file") from None
+        raise
+
+
 @contextmanager
 def cluster_engine(
     settings: Settings, function: str = "nodes_1", role: str = "node", *, alone: int = 0
@@ -143,7 +154,7 @@ def cluster_engine(
     engine = PostgresEngine(url, alone=alone, patience_seconds=patience)
     with told():
         try:
-            engine.check(function, role)
+            _check(engine, function, role)
             yield engine
         finally:
             engine.close()
