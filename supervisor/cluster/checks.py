@@ -1,13 +1,14 @@
 """What is looked at before a database is used: each refusal says what is wrong and what to do."""
 
 import select
-from urllib.parse import urlsplit
 
 import psycopg
 from msgspec import Struct
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
+from musterd.ipc.errors import ConfigurationError
+from musterd.ipc.wire import direct
 from musterd.supervisor.cluster.engine import EngineRefused, EngineUnreached
 
 SERVER_MIN = 140000  # date_bin(), and multi-statement notifications that do not block
@@ -76,8 +77,10 @@ def be_alone(connection: Connection, number: int) -> None:
 def place(url: str) -> str:
     """Return where a database is, for people: host, port and name, never a user or password."""
     if "://" in url:
-        parts = urlsplit(url)
-        return f"{parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
+        try:
+            return direct.place(url)
+        except ConfigurationError:
+            return "a URL that cannot be read"
     known = conninfo_to_dict(url)
     return f"{known.get('host', 'localhost')}:{known.get('port', 5432)}/{known.get('dbname', '')}"
 
@@ -179,8 +182,9 @@ def may(connection: Connection, schema: str, function: str) -> None:
         (schema, function),
     ).fetchone()
     if allowed is None or not allowed[0]:
+        role = f"{schema}_submit" if function == "submit_1" else f"{schema}_node"
         raise EngineRefused(
-            f"'{connection.info.user}' may not call {schema}.{function}: GRANT {schema}_node TO "
+            f"'{connection.info.user}' may not call {schema}.{function}: GRANT {role} TO "
             f"{connection.info.user}"
         )
 

@@ -24,7 +24,13 @@ from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
-from musterd.ipc.wire.messages import BATCH_BYTES_MAX
+from musterd.ipc.wire.messages import (
+    BATCH_BYTES_MAX,
+    FAILURE_CHARS_MAX,
+    INVALID,
+    Failure,
+    TaskSpec,
+)
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.calls import Lane
 from musterd.supervisor.cluster.sidecar_events import (
@@ -69,9 +75,23 @@ Action = Call | Tell | Left | actions.Report
 
 
 class Claimer:
-    def __init__(self, card: engine.NodeCard, rng: Random, keep_ns: int = DAY_NS) -> None:
-        """`card` is without pools: the supervisor tells them. `keep_ns`: how long results stay."""
+    def __init__(
+        self,
+        card: engine.NodeCard,
+        rng: Random,
+        keep_ns: int = DAY_NS,
+        *,
+        redact: tuple[str, ...] = (),
+        problems: Callable[[list[TaskSpec]], dict[str, str]] = lambda _: {},
+    ) -> None:
+        """`card` is without pools: the supervisor tells them. `keep_ns`: how long results stay.
+
+        `redact` is published with each pool. `problems` says of granted tasks, by their ids, why
+        they must not run: whoever submits to the engine itself may get past the checks of clients.
+        """
         self._card = card
+        self._redact = redact
+        self._problems = problems
         self._keep_ns = keep_ns
         self._rng = rng
         self._now_ns = 0
@@ -266,7 +286,7 @@ class Claimer:
 
     def _join(self) -> None:
         assert self._cards is not None
-        pools = tuple(map(_engine_card, self._cards))
+        pools = tuple(_engine_card(card, self._redact) for card in self._cards)
         self._declared = self._cards
         self.tenure, self._epoch = 0, ""
         self._call(self._member, self._joined, "join", structs.replace(self._card, pools=pools))
@@ -419,17 +439,22 @@ class Claimer:
     def _granted(self, result: object) -> None:
         assert isinstance(result, list)
         pools: dict[str, list[wire.Attempt]] = {}
+        problems = self._problems([grant.spec for grant in result])
         for grant in result:
             assert isinstance(grant, engine.Grant)
+            self._held[grant.id, grant.claim] = None
+            if grant.id in problems:
+                failure = Failure(INVALID, "InvalidTask", problems[grant.id][:FAILURE_CHARS_MAX])
+                self._ends.append(wire.AttemptEnd(grant.id, grant.claim, "failed", b"", failure))
+                continue
             attempt = _attempt(grant, self._claims.called_ns)
             pools.setdefault(grant.spec.name.partition(".")[0], []).append(attempt)
-            self._held[grant.id, grant.claim] = None
         for pool, attempts in pools.items():
             self._sent[pool] = self._sent.get(pool, 0) + len(attempts)
             request = self._wants.pop(pool).request if pool in self._wants else 0
             for part in _portions(attempts):
                 self._tell(wire.Granted(request, pool, part))
-        if pools:  # others may have more
+        if result:  # others may have more
             self._claim_at_ns = self._now_ns
 
     # -- ends ---------------------------------------------------------------------------------
@@ -483,7 +508,7 @@ class Claimer:
 def _nothing(_result: object) -> None: ...
 
 
-def _engine_card(card: wire.PoolCard) -> engine.PoolCard:
+def _engine_card(card: wire.PoolCard, redact: tuple[str, ...]) -> engine.PoolCard:
     return engine.PoolCard(
         card.name,
         card.places,
@@ -493,6 +518,7 @@ def _engine_card(card: wire.PoolCard) -> engine.PoolCard:
         card.max_crashes,
         card.cache_ns,
         card.debounce_ns,
+        redact,
     )
 
 

@@ -130,6 +130,13 @@ class NodeView(Struct, frozen=True):
     pools: tuple[PoolCard, ...]
 
 
+class Cards(Struct, frozen=True):
+    """What nodes declare, for those who submit without a node. `stamp` is for the next call."""
+
+    stamp: str
+    cards: tuple[NodeCard, ...]
+
+
 class Reaped(Struct, frozen=True):
     name: str
     tenure: int
@@ -354,6 +361,9 @@ class Engine(Protocol):
         """Take back the claims of nodes whose lease is over."""
 
     def nodes(self) -> list[NodeView]: ...
+    def cards(self, seen: str = "") -> Cards | None:
+        """Return what the nodes declare; None if that is as it was at this stamp."""
+
     def drain(self, name: str, *, draining: bool) -> bool:
         """Grant nothing more to a node, or again; return whether there is one of that name."""
 

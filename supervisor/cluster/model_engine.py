@@ -22,6 +22,7 @@ from musterd.ipc.wire.messages import (
 from musterd.supervisor.cluster.engine import (
     AGING_TURN,
     PROGRESS_GAP_NS,
+    Cards,
     ChangeNote,
     ClusterPolicy,
     Count,
@@ -186,6 +187,11 @@ class ModelEngine(Ends):
         for node in found:
             node.draining = draining
         return bool(found)
+
+    def cards(self, seen: str = "") -> Cards | None:
+        nodes = sorted(self.board.nodes.values(), key=lambda each: each.card.name)
+        stamp = " ".join(["cards", *[f"{each.card.identity}:{each.tenure}" for each in nodes]])
+        return Cards(stamp, tuple(node.card for node in nodes)) if stamp != seen else None
 
     def forget(self, name: str) -> bool:
         found = [each for each in self.board.nodes.values() if each.card.name == name]

@@ -31,6 +31,7 @@ from musterd.supervisor.cluster.columns import (
 )
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
+    Cards,
     ChangeNote,
     ClusterPolicy,
     Count,
@@ -96,12 +97,15 @@ class PostgresEngine:
 
     def check(self, function: str = "claim_1") -> list[str]:
         """Refuse a database that cannot be used; return warnings about the others."""
-        connection = self._connected()
-        checks.server(connection)
-        checks.pooler(connection, self._url)
-        checks.usable(connection, self._schema, VERSION)
-        checks.may(connection, self._schema, function)
-        return checks.warnings(connection)
+        try:
+            connection = self._connected()
+            checks.server(connection)
+            checks.pooler(connection, self._url)
+            checks.usable(connection, self._schema, VERSION)
+            checks.may(connection, self._schema, function)
+            return checks.warnings(connection)
+        except psycopg.Error as error:
+            raise self._refusal(error) from error
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -231,6 +235,12 @@ class PostgresEngine:
                 NodeView(identity, name, tenure, alive, draining, claims, age_ns, software, pools)
             )
         return views
+
+    def cards(self, seen: str = "") -> Cards | None:
+        rows = self._call("cards_1", seen)
+        if not rows:
+            return None
+        return Cards(rows[0][0], tuple(_unpack_card(card) for _, card in rows if card is not None))
 
     def drain(self, name: str, *, draining: bool) -> bool:
         return bool(self._call("drain_1", name, draining)[0][0])

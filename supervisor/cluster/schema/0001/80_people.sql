@@ -93,14 +93,14 @@ BEGIN
   SELECT array_agg(x.id) INTO ids FROM (
     (SELECT v.id FROM live v JOIN lane l ON l.lane = v.lane JOIN pool p ON p.pool = l.pool
      WHERE (p_pool = '' OR p.name = p_pool) AND (p_target = '' OR l.target = p_target)
-       AND (p_states IS NULL OR v.state = ANY (p_states)) AND (p_key = '' OR v.key = p_key)
+       AND (p_states IS NULL OR v.state = ANY (p_states)) AND (p_key = '' OR unscoped(v.key) = p_key)
        AND (p_error = '' OR position(p_error IN v.error) > 0)
        AND (p_schedule = '' OR starts_with(v.id, '@' || p_schedule || '.'))
      ORDER BY v.seq LIMIT p_limit)
     UNION ALL
     (SELECT d.id FROM done d JOIN pool p ON p.pool = d.pool
      WHERE (p_pool = '' OR p.name = p_pool) AND (p_target = '' OR d.target = p_target)
-       AND (p_states IS NULL OR d.state = ANY (p_states)) AND (p_key = '' OR d.key = p_key)
+       AND (p_states IS NULL OR d.state = ANY (p_states)) AND (p_key = '' OR unscoped(d.key) = p_key)
        AND (p_error = '' OR position(p_error IN d.error) > 0)
        AND (p_schedule = '' OR starts_with(d.id, '@' || p_schedule || '.'))
      ORDER BY d.finished_at DESC LIMIT p_limit) LIMIT p_limit) x;
@@ -114,7 +114,7 @@ DECLARE n int;
 BEGIN
   DELETE FROM done d USING pool p WHERE p.pool = d.pool AND (p_pool = '' OR p.name = p_pool)
     AND (p_target = '' OR d.target = p_target) AND (p_states IS NULL OR d.state = ANY (p_states))
-    AND (p_key = '' OR d.key = p_key) AND (p_error = '' OR position(p_error IN d.error) > 0)
+    AND (p_key = '' OR unscoped(d.key) = p_key) AND (p_error = '' OR position(p_error IN d.error) > 0)
     AND (p_schedule = '' OR starts_with(d.id, '@' || p_schedule || '.'));
   GET DIAGNOSTICS n = ROW_COUNT;
   RETURN n;
@@ -135,6 +135,7 @@ LANGUAGE sql STABLE AS $$
 CREATE FUNCTION invalidate_1(p_key text, p_prefix bool) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
+  p_key := scoped(p_key);
   UPDATE key k SET forget = true WHERE k.key IN (
       SELECT x.key FROM key x WHERE CASE WHEN p_prefix THEN starts_with(x.key, p_key)
         ELSE x.key = p_key END ORDER BY x.key FOR UPDATE)
@@ -146,8 +147,12 @@ BEGIN
 END $$;
 
 -- What nodes publish, for those who submit without a node.
-CREATE FUNCTION cards_1() RETURNS TABLE (card bytea) LANGUAGE sql STABLE AS
-  'SELECT n.card FROM node n ORDER BY n.name';
+-- Nothing if that is as it was at p_seen: each time that a node joins it has another tenure.
+CREATE FUNCTION cards_1(p_seen text) RETURNS TABLE (stamp text, card bytea) LANGUAGE sql STABLE AS $$
+  SELECT s.stamp, n.card FROM (
+    SELECT md5(coalesce(string_agg(x.identity || ':' || x.tenure, ' ' ORDER BY x.identity), ''))
+    FROM node x) s(stamp) LEFT JOIN node n ON true
+  WHERE s.stamp IS DISTINCT FROM p_seen ORDER BY n.name $$;
 
 -- -- handlers ----------------------------------------------------------------------------------
 
