@@ -166,8 +166,9 @@ class DirectGateway:
                 ours.setblocking(False)
                 ours.send(encode(Start(self._url, self._waiter, os.getpid())))
                 self._starter = _spawn(theirs.fileno())
-            except BaseException:
+            except BaseException as error:
                 ours.close()
+                self._state = State("away", f"its gateway cannot be started: {error}")
                 raise
         if self._state.state == "ready":
             self._state = _STARTING

@@ -59,14 +59,15 @@ def place(url: str) -> str:
     """
     rest = url.partition("://")[2]
     match = re.fullmatch(r"([^/?#]*)(?:/([^?#]*))?(?:\?([^#]*))?", rest)
-    given = re.fullmatch(r"(?:[^@]*@)?([^@]*)", match[1]) if match else None
-    if match is None or given is None or "@" in (match[2] or "") or len(url) > URL_CHARS_MAX:
+    given = re.fullmatch(r"([^@]*@)?([^@]*)", match[1]) if match else None
+    unsure = match is not None and "@" in rest.removeprefix(match[1])  # part of a password?
+    if match is None or given is None or unsure or len(url) > URL_CHARS_MAX:
         raise ConfigurationError(f"the URL of the cluster cannot be read: {ENCODE_HINT}")
     options = dict(parse_qsl(match[3] or ""))
-    ports = re.findall(r":([^:,\]]*)(?=,|$)", given[1])
+    ports = re.findall(r":([^:,\]]*)(?=,|$)", given[2])
     if not all(re.fullmatch(r"[0-9]{0,5}", port) for port in ports):
         raise ConfigurationError(f"the port in the URL of the cluster is no number: {ENCODE_HINT}")
-    hosts = given[1] or options.get("host", "") or "localhost"
+    hosts = given[2] or options.get("host", "") or "localhost"
     if not ports:
         hosts = f"{hosts}:{options.get('port', '5432')}"
     return f"{hosts}/{match[2] or options.get('dbname', '')}"
