@@ -190,8 +190,9 @@ class ModelEngine(Ends):
 
     def cards(self, seen: str = "") -> Cards | None:
         nodes = sorted(self.board.nodes.values(), key=lambda each: each.card.name)
-        stamp = " ".join(["cards", *[f"{each.card.identity}:{each.tenure}" for each in nodes]])
-        return Cards(stamp, tuple(node.card for node in nodes)) if stamp != seen else None
+        cards = tuple(node.card for node in nodes)
+        stamp = repr(cards)
+        return Cards(stamp, cards) if stamp != seen else None
 
     def forget(self, name: str) -> bool:
         found = [each for each in self.board.nodes.values() if each.card.name == name]

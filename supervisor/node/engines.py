@@ -24,7 +24,7 @@ from musterd.supervisor.cluster.engine import (
     NameTaken,
 )
 from musterd.supervisor.cluster.postgres import PostgresEngine
-from musterd.supervisor.cluster.sidecar_events import Call, EngineAnswered, EngineFailed
+from musterd.supervisor.cluster.sidecar_events import EngineAnswered, EngineFailed
 
 # Which thread does what.
 WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME = range(7)
@@ -85,10 +85,6 @@ class Engines:
                 target=self._work, args=(engine, queue), name=name, daemon=True
             ).start()
         queue.put(job)
-
-    def make(self, call: Call, feed: Callable[[object], None]) -> None:
-        """Make a call that one of the pure parts wants, and feed its answer to that."""
-        self.call(Job(call.ticket, call.method, call.arguments, call.options, feed))
 
     def hear(self) -> None:
         """Hand the answers that have come to those who wait for them."""

@@ -15,11 +15,12 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import NoReturn
 
-from msgspec import structs
+import msgspec
 from setproctitle import setproctitle
 
 from musterd import __version__
@@ -37,17 +38,19 @@ from musterd.supervisor.cluster.migrate import SCHEMA
 from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
+    EndPeer,
     EngineAnswered,
     NodeNotified,
     Notified,
     PoolsNotified,
+    TellChange,
 )
 from musterd.supervisor.config.redact import Redaction
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.node.engines import Engines, Listener
-from musterd.supervisor.node.serving import ClientServer, report
+from musterd.supervisor.node.engines import Engines, Job, Listener
+from musterd.supervisor.node.lookups import Lookups
 from musterd.supervisor.settings.node import NodeSettings
-from musterd.supervisor.sockets.clients import ClientPort
+from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
 from musterd.supervisor.sockets.declarations import Declarations
 
 EXIT_FAILED, EXIT_CONFIGURATION = 1, 78
@@ -122,6 +125,7 @@ class Sidecar:
         self._waiter_channel = f"{SCHEMA}_waiter_{waiter}"
         self._pool_channel = f"{SCHEMA}_pool"
         rng = Random(secrets.randbits(64))
+        self._gateway = Gateway(waiter, rng)
         card = NodeCard(identity, settings.node, settings.lease_ns, __version__)
         self._redaction = Redaction(settings.redact)
         problems = self._redaction.problems
@@ -130,8 +134,12 @@ class Sidecar:
         )
         self._engines = Engines(url, waiter)
         handed = socket.socket(fileno=settings.tasks_fd)
-        clients = ClientPort(Path(settings.tasks_socket), secrets.token_hex(8), None, handed=handed)
-        self._server = ClientServer(Gateway(waiter, rng), clients, self._engines, self._admit)
+        self._clients = ClientPort(
+            Path(settings.tasks_socket), secrets.token_hex(8), None, handed=handed
+        )
+        self._lookups = Lookups(
+            self._engines, self._clients, self._feed_gateway, self._gateway.submits_of
+        )
         self._declarations = Declarations()
         self._node = Connection(settings.node_socket)
         self._node.put(encode(SidecarHello(NODE_PROTOCOL, settings.token)))
@@ -147,7 +155,7 @@ class Sidecar:
 
     def run(self) -> NoReturn:
         """Work until Ended or Trouble is raised."""
-        self._server.feed(events.Started())
+        self._feed_gateway(events.Started())
         self._beat(b"ready\n")
         while True:
             self._wait()
@@ -157,14 +165,17 @@ class Sidecar:
             self._hear_node()
             self._hear_clients()
             self._hear_clock()
-            self._server.settle()
+            self._clients.router.flush()
+            for lost in self._clients.settle():
+                self._feed_gateway(lost)
+            self._lookups.pump()
 
     def _wait(self) -> None:
         now_ns = time.monotonic_ns()
         due = [self._beat_ns, self._tidy_ns]  # the latter comes before SERVE_NS is over
-        due += [each for each in (self._server.next_deadline(), self._claimer.next_deadline())
+        due += [each for each in (self._gateway.next_deadline(), self._claimer.next_deadline())
                 if each is not None]  # fmt: skip
-        wait_ns = 0 if self._server.behind else max(0, min(due) - now_ns)
+        wait_ns = 0 if self._clients.behind else max(0, min(due) - now_ns)
         writing = select.POLLOUT if self._node.unsent else 0
         self._poll.register(self._node.fileno(), select.POLLIN | writing)
         self._poll.poll(-(-wait_ns // 1_000_000))
@@ -176,12 +187,16 @@ class Sidecar:
             if not self._claimer.tenure and time.monotonic_ns() < self._serve_ns:
                 return
             self._serving = True
-            self._poll.register(self._server.fileno(), select.POLLIN)
-        self._server.hear()
-
-    def _admit(self, event: events.TasksSubmitted) -> events.TasksSubmitted:
-        checked = self._redaction.refuse(event)
-        return structs.replace(checked, tasks=self._declarations.fill_in(checked.tasks))
+            self._poll.register(self._clients.fileno(), select.POLLIN)
+        for event in self._clients.receive(time.time_ns()):
+            if isinstance(event, events.TasksSubmitted):
+                checked = self._redaction.refuse(event)
+                tasks = self._declarations.fill_in(checked.tasks)
+                self._feed_gateway(msgspec.structs.replace(checked, tasks=tasks))
+            elif isinstance(event, AdviceWanted):
+                self._clients.advise(event, {})  # the supervisor knows its memory, and is not asked
+            else:
+                self._feed_gateway(event)
 
     def _hear_node(self) -> None:
         try:
@@ -206,7 +221,7 @@ class Sidecar:
             pools = {payload for channel, payload in found if channel == self._pool_channel}
             channels = {channel for channel, _ in found}
             if self._waiter_channel in channels:
-                self._server.feed(Notified())
+                self._feed_gateway(Notified())
             if pools:
                 self._feed_claimer(PoolsNotified(tuple(pools)))
             if channels - {self._waiter_channel, self._pool_channel}:
@@ -217,7 +232,7 @@ class Sidecar:
     def _hear_clock(self) -> None:
         now_ns = time.monotonic_ns()
         for core, feed in (
-            (self._server, self._server.feed),
+            (self._gateway, self._feed_gateway),
             (self._claimer, self._feed_claimer),
         ):
             due_ns = core.next_deadline()
@@ -230,7 +245,8 @@ class Sidecar:
             raise Ended
         if now_ns >= self._tidy_ns:
             self._tidy_ns = now_ns + (SECOND_NS if not self._leaving_ns else SECOND_NS // 10)
-            self._server.tidy_up()
+            self._clients.tidy_up(self._lookups.awaited_bytes)
+            self._lookups.try_again()
         if now_ns >= self._beat_ns:
             self._beat(b"\n")
         if self._tenure != self._claimer.tenure:
@@ -249,18 +265,54 @@ class Sidecar:
 
     # -- what is done -------------------------------------------------------------------------
 
+    def _feed_gateway(self, event: object) -> None:
+        for action in self._gateway.handle(time.monotonic_ns(), event):
+            self._do_for_clients(action)
+
+    def _do_for_clients(self, action: object) -> None:
+        clients = self._clients
+        match action:
+            case Call():
+                self._call(action, self._feed_gateway)
+            case actions.Acknowledge(_, request, rejected):
+                clients.acknowledge(request, rejected)
+            case actions.Deliver(peer, outcomes):
+                clients.deliver(peer, outcomes)
+            case actions.LookUp(peer, ids):
+                clients.look_up(peer, ids)
+            case actions.TellMissing(peer, ids):
+                clients.missing(peer, ids)
+            case actions.DropRequest(_, request, reason):
+                clients.drop(request, reason)
+            case actions.TellChanges(peer, changes):
+                clients.newest_changes(peer, changes)
+            case TellChange(change):
+                clients.changed(change)
+            case EndPeer(peer, reason):
+                if peer.isdigit():
+                    clients.router.put_out(int(peer), reason)
+            case actions.Report():
+                _report(action)
+
     def _feed_claimer(self, event: object) -> None:
         for action in self._claimer.handle(time.monotonic_ns(), event):
             match action:
                 case Call():
-                    self._engines.make(action, self._feed_claimer)
+                    self._call(action, self._feed_claimer)
                 case claims.Tell(message):
                     self._node.put(encode(message))
                 case claims.Left():
                     if self.stopping:
                         raise Ended
                 case actions.Report():
-                    report(action)
+                    _report(action)
+
+    def _call(self, call: Call, feed: Callable[[object], None]) -> None:
+        self._engines.call(Job(call.ticket, call.method, call.arguments, call.options, feed))
+
+
+def _report(report: actions.Report) -> None:
+    print(f"{report.event}: {report.reason}", file=sys.stderr, flush=True)
 
 
 def check(url: str) -> None:

@@ -1,9 +1,8 @@
-"""Serve clients out of the engine: their port, the gateway that decides, the results they are owed.
+"""Serve the clients of one program: their port, the gateway that decides, results they are owed.
 
-Used by the sidecar of a node and by the private gateway of a program (direct.py).
+What the gateway reports is for logs, and is left out: a program has no log of ours.
 """
 
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from collections.abc import Callable
 from musterd.supervisor.cluster.gateway import Gateway
 from musterd.supervisor.cluster.sidecar_events import Call, EndPeer, TellChange
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.node.engines import Engines
+from musterd.supervisor.node.engines import Engines, Job
 from musterd.supervisor.node.lookups import Lookups
 from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
 
@@ -90,7 +89,9 @@ class ClientServer:
         clients = self._clients
         match action:
             case Call():
-                self._engines.make(action, self.feed)
+                arguments, options = action.arguments, action.options
+                job = Job(action.ticket, action.method, arguments, options, self.feed)
+                self._engines.call(job)
             case actions.Acknowledge(_, request, rejected):
                 clients.acknowledge(request, rejected)
             case actions.Deliver(peer, outcomes):
@@ -108,9 +109,3 @@ class ClientServer:
             case EndPeer(peer, reason):
                 if peer.isdigit():
                     clients.router.put_out(int(peer), reason)
-            case actions.Report():
-                report(action)
-
-
-def report(report: actions.Report) -> None:
-    print(f"{report.event}: {report.reason}", file=sys.stderr, flush=True)

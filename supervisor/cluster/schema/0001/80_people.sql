@@ -147,10 +147,10 @@ BEGIN
 END $$;
 
 -- What nodes publish, for those who submit without a node.
--- Nothing if that is as it was at p_seen: each time that a node joins it has another tenure.
+-- Nothing if that is as it was at p_seen.
 CREATE FUNCTION cards_1(p_seen text) RETURNS TABLE (stamp text, card bytea) LANGUAGE sql STABLE AS $$
   SELECT s.stamp, n.card FROM (
-    SELECT md5(coalesce(string_agg(x.identity || ':' || x.tenure, ' ' ORDER BY x.identity), ''))
+    SELECT md5(coalesce(string_agg(md5(x.card), ' ' ORDER BY x.identity), ''))
     FROM node x) s(stamp) LEFT JOIN node n ON true
   WHERE s.stamp IS DISTINCT FROM p_seen ORDER BY n.name $$;
 
