@@ -419,9 +419,11 @@ def test_a_gateway_that_is_killed_loses_nothing(place: Place) -> None:
         handles = []
         for number in range(300):
             handles.append(client.submit("jobs.once", {"number": number}))
-            if number % 100 == 50:
-                assert client._link._direct is not None
+            if number % 100 == 50:  # all is acknowledged
                 client.flush(WAIT_SECONDS)
+            if number % 50 == 0 and number:
+                assert client._link._direct is not None
+                wait_for("it is served", lambda: client._link.session.ready)
                 os.kill(client._link._direct.state().pid, signal.SIGKILL)
         assert [each.result(WAIT_SECONDS) for each in handles] == list(range(300))
         assert running.result(WAIT_SECONDS) == "done"
@@ -566,6 +568,7 @@ def test_a_gateway_that_nobody_uses_ends_and_another_is_started(place: Place) ->
     assert finished(process) == 0
 
 
+@pytest.mark.long
 def test_postgresql_is_killed_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with servers() as server, short_folders() as folder:
         place = Place(server, folder)
