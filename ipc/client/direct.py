@@ -72,8 +72,8 @@ class DirectGateway:
         self._url = url
         self._waiter = secrets.randbits(61) + 1
         self._lock = threading.Lock()
-        self._control: socket.socket | None = None
-        self._starter = 0  # the process that starts the gateway, until it is waited for
+        self._control = -1  # a descriptor: it is open until the program ends; -1: no gateway
+        self._ending: list[int] = []  # processes to wait for, where they are children of this one
         self._state = _STARTING
         self._gap_seconds = GAP_SECONDS
         self._due = 0.0  # when the next gateway may be started
@@ -85,13 +85,12 @@ class DirectGateway:
         """
         with self._lock:
             self._listen()
-            control = self._control or self._start()
+            if self._control < 0:
+                self._start()
             ours, theirs = socket.socketpair()
             with theirs:
                 try:
-                    fds = array("i", [theirs.fileno()])
-                    rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)
-                    control.sendmsg([HAND_OVER], [rights], socket.MSG_NOSIGNAL)
+                    self._hand_over(theirs)
                 except (BrokenPipeError, ConnectionResetError):
                     ours.close()
                     self._ended()
@@ -100,6 +99,14 @@ class DirectGateway:
                     ours.close()
                     raise
             return ours
+
+    def _hand_over(self, theirs: socket.socket) -> None:
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [theirs.fileno()]))
+        control = socket.socket(fileno=self._control)
+        try:
+            control.sendmsg([HAND_OVER], [rights], socket.MSG_NOSIGNAL)
+        finally:
+            control.detach()
 
     def state(self) -> State:
         """Return how the gateway stands with the database."""
@@ -110,16 +117,16 @@ class DirectGateway:
     def forget(self) -> None:
         """Leave the gateway to the parent, in a fork."""
         self._lock = threading.Lock()
-        control, self._control = self._control, None
-        if control is not None:
-            control.close()
+        control, self._control = self._control, -1
+        if control >= 0:
+            os.close(control)
 
     def _listen(self) -> None:
         """Hear what the gateway has said; the lock is held."""
-        self._reap(self._starter)
-        while self._control is not None:
+        self._ending = [pid for pid in self._ending if not _is_waited_for(pid)]
+        while self._control >= 0:
             try:
-                message = self._control.recv(MESSAGE_BYTES_MAX)
+                message = os.read(self._control, MESSAGE_BYTES_MAX)
             except BlockingIOError:
                 return
             except OSError:
@@ -134,27 +141,15 @@ class DirectGateway:
             if self._state.state == "ready":
                 self._gap_seconds = GAP_SECONDS
 
-    def _reap(self, pid: int) -> None:
-        """Wait for a process that has ended, if it is a child of this one."""
-        if not pid:
-            return
-        try:
-            found, _ = os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:  # somebody else has waited for it, or will
-            found = pid
-        if found and pid == self._starter:
-            self._starter = 0
-
     def _ended(self) -> None:
-        assert self._control is not None
-        self._control.close()
-        self._control = None
-        # Orphans of a program that is process 1 become its children.
-        self._reap(self._state.pid)
+        os.close(self._control)
+        self._control = -1
+        if self._state.pid:  # orphans of a program that is process 1 become its children
+            self._ending.append(self._state.pid)
         if self._state.state == "ready" or self._state is _STARTING:
             self._state = _ENDED
 
-    def _start(self) -> socket.socket:
+    def _start(self) -> None:
         now = time.monotonic()
         if now < self._due:
             raise BlockingIOError(f"the gateway to {self.place} has just been started")
@@ -165,19 +160,18 @@ class DirectGateway:
             try:
                 ours.setblocking(False)
                 ours.send(encode(Start(self._url, self._waiter, os.getpid())))
-                self._starter = _spawn(theirs.fileno())
+                self._ending.append(_spawn(theirs.fileno()))
             except BaseException as error:
                 ours.close()
                 self._state = State("away", f"its gateway cannot be started: {error}")
                 raise
         if self._state.state == "ready":
             self._state = _STARTING
-        self._control = ours
-        return ours
+        self._control = ours.detach()
 
 
 def _spawn(control_fd: int) -> int:
-    """Start a gateway with this descriptor as its standard input; return who starts it."""
+    """Start a gateway with this descriptor as its standard input; return the process in between."""
     python = _interpreter()
     actions = [
         (os.POSIX_SPAWN_DUP2, control_fd, 0),
@@ -189,6 +183,13 @@ def _spawn(control_fd: int) -> int:
         return os.posix_spawn(python, arguments, os.environ, file_actions=actions, setsigmask=[])
     except FileNotFoundError:
         raise OSError(errno.ENOEXEC, f"there is no {python} to start the gateway with") from None
+
+
+def _is_waited_for(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] != 0
+    except ChildProcessError:  # somebody else has waited for it, or will
+        return True
 
 
 def _interpreter() -> str:

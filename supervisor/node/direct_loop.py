@@ -34,8 +34,9 @@ from musterd.supervisor.sockets.clients import ClientPort
 SECOND_NS = 1_000_000_000
 LINGER_NS = 30 * SECOND_NS  # without a connection; a program may soon make another client
 CHECK_NS, CHECK_NS_MAX = SECOND_NS // 10, 5 * SECOND_NS  # between two looks at the database
-CARDS_NS = 5 * SECOND_NS  # between two looks at what nodes declare ...
-CARDS_NS_MIN = SECOND_NS // 5  # ... also where a task is not declared that is submitted
+# Submits wait for another look at what nodes declare if the last one is older than this, or if none
+# had declared the task. They wait for HOLD_NS at most.
+CARDS_NS, HOLD_NS = 5 * SECOND_NS, 2 * SECOND_NS
 # The server has answered, and another try will not help: that is said at once. libpq has no code
 # for these; in other languages they are said after the connect timeout.
 FINAL = re.compile(
@@ -80,8 +81,9 @@ class Direct:
         self._usable = False  # the database was checked
         self._check_at_ns, self._gap_ns = now_ns, CHECK_NS
         self._stamp = ""
-        self._cards_at_ns = self._cards_ns = 0  # the next look, and the last one
-        self._calling = False  # a check, or a look at what nodes declare
+        self._cards_ns = 0  # when the last look was asked for that was answered
+        self._hold_ns = 0  # until when submits wait for one; 0: none do
+        self._called_ns = 0  # when the call under way was made; 0: none is
         self._tidy_ns = now_ns
         self._used_ns = now_ns  # when somebody was connected last
 
@@ -98,8 +100,10 @@ class Direct:
     def _wait(self) -> None:
         now_ns = time.monotonic_ns()
         due = [self._tidy_ns]
-        if not self._calling:
-            due.append(self._cards_at_ns if self._usable else self._check_at_ns)
+        if not self._usable and not self._called_ns:
+            due.append(self._check_at_ns)
+        if self._hold_ns:
+            due.append(self._hold_ns)
         if self._serving and (at_ns := self._server.next_deadline()) is not None:
             due.append(at_ns)
         wait_ns = 0 if self._server.behind else max(0, min(due) - now_ns)
@@ -113,12 +117,10 @@ class Direct:
         due_ns = self._server.next_deadline() if self._serving else None
         if due_ns is not None and due_ns <= now_ns:
             self._server.feed(events.Ticked())
-        if not self._calling:
-            if not self._usable and now_ns >= self._check_at_ns:
-                self._call("check", ("submit_1",))
-            elif self._usable and now_ns >= self._cards_at_ns:
-                self._cards_ns = now_ns
-                self._call("cards", (self._stamp,))
+        if not self._usable and not self._called_ns and now_ns >= self._check_at_ns:
+            self._call("check", ("submit_1",))
+        if self._hold_ns and now_ns >= self._hold_ns:
+            self._go_on(now_ns)
         if now_ns >= self._tidy_ns:
             self._tidy_ns = now_ns + SECOND_NS
             self._server.tidy_up()
@@ -130,34 +132,40 @@ class Direct:
     # -- the database -------------------------------------------------------------------------
 
     def _call(self, method: str, arguments: tuple[object, ...]) -> None:
-        self._calling = True
+        self._called_ns = time.monotonic_ns()
         self._engines.call(Job(0, method, arguments, {}, self._answered))
 
+    def _look(self) -> None:
+        """Ask what nodes declare, unless that is being asked."""
+        if not self._called_ns:
+            self._call("cards", (self._stamp,))
+
     def _answered(self, event: EngineAnswered | EngineFailed) -> None:
-        self._calling = False
+        called_ns, self._called_ns = self._called_ns, 0
         now_ns = time.monotonic_ns()
         if isinstance(event, EngineFailed):
             self._fail(event, now_ns)
         elif not self._usable:
             self._usable = True
-            self._cards_at_ns = now_ns
-            return
+            self._look()
         else:
-            self._cards_at_ns, self._gap_ns = now_ns + CARDS_NS, CHECK_NS
+            self._cards_ns = called_ns
             if isinstance(event.result, Cards):
                 self._stamp = event.result.stamp
                 self._admission.learn(event.result.cards)
             if not self._serving:
                 self._serve()
-        self._server.go_on()
+            self._go_on(now_ns)
 
     def _fail(self, event: EngineFailed, now_ns: int) -> None:
-        self._check_at_ns = self._cards_at_ns = now_ns + self._gap_ns
+        if self._serving:
+            self._go_on(now_ns)
+            return
+        self._usable = False
+        self._check_at_ns = now_ns + self._gap_ns
         self._gap_ns = min(2 * self._gap_ns, CHECK_NS_MAX)
         refused = event.refused or FINAL.search(event.reason) is not None
-        if not self._serving:
-            self._usable = False
-            self._tell("refused" if refused else "away", event.reason)
+        self._tell("refused" if refused else "away", event.reason)
 
     def _serve(self) -> None:
         self._serving = True
@@ -182,10 +190,18 @@ class Direct:
     # -- submits ------------------------------------------------------------------------------
 
     def _admit(self, event: events.TasksSubmitted) -> events.TasksSubmitted | None:
-        """Check and complete tasks. Those that no node had declared wait for a fresh look."""
+        """Check and complete tasks, by what nodes declare now."""
         now_ns = time.monotonic_ns()
-        stale = now_ns - self._cards_ns >= CARDS_NS_MIN
-        if (stale or self._calling) and not self._admission.knows(event.tasks):
-            self._cards_at_ns = now_ns
-            return None
-        return self._admission.admit(event)
+        fresh = now_ns - self._cards_ns < CARDS_NS and self._admission.knows(event.tasks)
+        if fresh or (self._hold_ns and now_ns >= self._hold_ns):
+            return self._admission.admit(event)
+        self._hold_ns = self._hold_ns or now_ns + HOLD_NS
+        self._look()
+        return None
+
+    def _go_on(self, now_ns: int) -> None:
+        """Go on with the submits that wait, whether the engine has answered or not."""
+        if self._hold_ns:
+            self._hold_ns = min(self._hold_ns, now_ns)
+            self._server.go_on()
+            self._hold_ns = 0

@@ -29,6 +29,8 @@ from musterd import (
     UnknownTask,
 )
 from musterd.ipc.client.taskspec import make_spec
+from musterd.ipc.wire.messages import TaskDeclaration
+from musterd.supervisor.cluster.engine import NodeCard, PoolCard
 from support.daemon import Muster, short_folders
 from support.waiting import WAIT_SECONDS, wait_for
 
@@ -259,6 +261,25 @@ def test_what_a_task_declares_is_known(place: Place) -> None:
         handle = client.submit("jobs.site", {"url": "https://shop.example/x"})
         handle.result(WAIT_SECONDS)
         assert handle.status(WAIT_SECONDS).target == "shop.example"
+
+
+def test_what_a_node_declares_that_joins_later_is_known_at_once(place: Place) -> None:
+    declared = TaskDeclaration("go", target="url")
+    pool = PoolCard("late", 1, (declared,), redact=("pin",))
+    engine = place.cluster.engine("d_node")
+    with place.client() as client:
+        with pytest.raises(UnknownTask):
+            client.submit("late.go", {"url": "https://shop.example/"}).ack(WAIT_SECONDS)
+        engine.join(NodeCard("id-late", "late", pools=(pool,)))
+        handle = client.submit("late.go", {"url": "https://shop.example/"})
+        with pytest.raises(InvalidTask, match="redact"):
+            client.submit("late.go", {"url": "https://shop.example/", "pin": 1}).ack(WAIT_SECONDS)
+        assert handle.status(WAIT_SECONDS).target == "shop.example"
+        handle.cancel()
+        with pytest.raises(TaskCancelled):
+            handle.result(WAIT_SECONDS)
+    place.cluster.engine().forget("late")
+    place.cluster.close()
 
 
 def test_changes_of_schedules_are_followed(place: Place) -> None:
@@ -501,6 +522,26 @@ def test_a_fork_has_a_gateway_of_its_own_and_keeps_none_alive(place: Place) -> N
     finished(process)
     wait_for("nothing is left", place.is_clean)
     assert sorted(place.runs.read_text().split()) == ["1", "2", "3"]
+
+
+def test_a_program_that_inherits_orphans_waits_for_its_gateways(place: Place) -> None:
+    """As process 1 of a container does."""
+    process = place.start(
+        "import ctypes\n"
+        "assert ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0  # a subreaper\n"
+        "client.submit('jobs.once', {'number': 1}).result()\n"
+        "first = gateway_of(client)\n"
+        "os.kill(first, 9)\n"
+        "client.submit('jobs.once', {'number': 2}).result()\n"
+        "os.kill(gateway_of(client), 9)\n"
+        "client.submit('jobs.once', {'number': 3}).result()\n"
+        "while os.path.exists(f'/proc/{first}'):\n"
+        "    time.sleep(0.01)\n"
+        "say('gone')"
+    )
+    assert heard(process) == ["gone"]
+    assert finished(process) == 0
+    wait_for("nothing is left", place.is_clean)
 
 
 def test_signals_for_the_group_of_a_program_leave_its_gateway(place: Place) -> None:

@@ -63,7 +63,7 @@ def test_gateways_that_do_not_get_ready_are_started_less_and_less_often(
 
     def spawn(_fd: int) -> int:
         started.append(1)
-        return 0
+        return 2**22 + 1  # no process has this number
 
     monkeypatch.setattr(direct, "_spawn", spawn)
     now = [100.0]
