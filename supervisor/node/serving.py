@@ -104,6 +104,8 @@ class ClientServer:
                 clients.drop(request, reason)
             case actions.TellChanges(peer, changes):
                 clients.newest_changes(peer, changes)
+            case actions.TellProgress(peers, note):
+                clients.progress(peers, note)
             case TellChange(change):
                 clients.changed(change)
             case EndPeer(peer, reason):

@@ -453,6 +453,26 @@ def test_a_gateway_that_is_killed_loses_nothing(place: Place) -> None:
     wait_for("no session of a dead gateway is left", lambda: place.sessions("d_eve") <= 4)
 
 
+def test_a_gateway_ends_what_the_one_before_is_still_doing(place: Place) -> None:
+    """A submit that comes late would begin a task anew that was sent again, and has ended."""
+    waits = (
+        "SELECT pid FROM pg_stat_activity WHERE usename = 'd_eve' AND wait_event_type = 'Lock'"
+        " AND query LIKE '%%submit_1%%'"
+    )
+    with place.client("d_eve") as client:
+        client.submit("jobs.once", {"number": 1}).result(WAIT_SECONDS)
+        with psycopg.connect(place.cluster.url) as blocking:
+            blocking.execute("LOCK TABLE musterd.live IN EXCLUSIVE MODE")
+            late = client.submit("jobs.once", {"number": 2})
+            ((pid,),) = wait_for("the submit waits", lambda: place.cluster.sql(waits))
+            assert client._link._direct is not None
+            os.kill(client._link._direct.state().pid, signal.SIGKILL)
+            ended = f"SELECT 1 WHERE NOT EXISTS (SELECT FROM pg_stat_activity WHERE pid = {pid})"
+            wait_for("its session is ended", lambda: place.cluster.sql(ended))
+        assert late.result(WAIT_SECONDS) == 2
+    assert place.runs.read_text().split() == ["1", "2"]
+
+
 @pytest.mark.parametrize("how", ["exit", "kill", "os._exit"])
 def test_a_program_leaves_nothing_however_it_ends(place: Place, how: str) -> None:
     end = {"exit": "", "kill": "time.sleep(600)", "os._exit": "os._exit(0)"}[how]
