@@ -66,6 +66,13 @@ def log_in(ctx, user: str, password: str) -> str:
     return user
 
 @task(timeout=60)
+def steps(ctx) -> str:
+    ctx.progress(0.5, "half")
+    while not ctx.cancelled:
+        time.sleep(0.01)
+    return "done"
+
+@task(timeout=60)
 def slow(ctx, seconds: float) -> str:
     time.sleep(seconds)
     return "done"
@@ -235,6 +242,16 @@ def test_a_running_task_is_cancelled_and_seen(place: Place) -> None:
         running.cancel()
         with pytest.raises(TaskCancelled):
             running.result(WAIT_SECONDS)
+
+
+def test_progress_is_heard(place: Place) -> None:
+    with place.client() as client:
+        handle = client.submit("jobs.steps")
+        note = next(handle.progress(timeout=WAIT_SECONDS))
+        assert (note.fraction, note.text) == (0.5, "half")
+        handle.cancel()
+        with pytest.raises(TaskCancelled):
+            handle.result(WAIT_SECONDS)
 
 
 def test_keys_caches_and_invalidation(place: Place) -> None:
