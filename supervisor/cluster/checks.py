@@ -133,8 +133,11 @@ def _pid(connection: Connection) -> object:
     return row[0]
 
 
-def version(connection: Connection, schema: str) -> SchemaVersion | None:
-    """Return the version of the schema, None if there is none; refuse one that is not ours."""
+def version(connection: Connection, schema: str, role: str = "node") -> SchemaVersion | None:
+    """Return the version of the schema, None if there is none; refuse one that is not ours.
+
+    `role` is what the user should have: submit, node or admin.
+    """
     found = connection.execute("SELECT to_regnamespace(quote_ident(%s))", (schema,)).fetchone()
     if found is None or found[0] is None:
         return None
@@ -147,8 +150,8 @@ def version(connection: Connection, schema: str) -> SchemaVersion | None:
         ) from None
     except psycopg.errors.InsufficientPrivilege:
         raise EngineRefused(
-            f"'{connection.info.user}' may not use the cluster '{schema}': GRANT {schema}_node TO "
-            f"{connection.info.user} (or {schema}_submit, {schema}_admin)"
+            f"'{connection.info.user}' may not use the cluster '{schema}': GRANT {schema}_{role} "
+            f"TO {connection.info.user}"
         ) from None
     if row is None:
         raise EngineRefused(
@@ -157,9 +160,9 @@ def version(connection: Connection, schema: str) -> SchemaVersion | None:
     return SchemaVersion(int(str(row[0])), int(str(row[1])))
 
 
-def usable(connection: Connection, schema: str, known: int) -> None:
+def usable(connection: Connection, schema: str, known: int, role: str = "node") -> None:
     """Refuse a schema that this code cannot work with. `known` is the version that it knows."""
-    found = version(connection, schema)
+    found = version(connection, schema, role)
     if found is None:
         raise EngineRefused(f"there is no cluster '{schema}' here yet: musterctl cluster migrate")
     if found.version < known:
@@ -174,7 +177,7 @@ def usable(connection: Connection, schema: str, known: int) -> None:
         )
 
 
-def may(connection: Connection, schema: str, function: str) -> None:
+def may(connection: Connection, schema: str, function: str, role: str = "node") -> None:
     """Refuse a user that may not do what is asked of it, such as `claim_1` of a node."""
     allowed = connection.execute(
         "SELECT bool_or(has_function_privilege(p.oid, 'EXECUTE')) FROM pg_proc p "
@@ -182,9 +185,8 @@ def may(connection: Connection, schema: str, function: str) -> None:
         (schema, function),
     ).fetchone()
     if allowed is None or not allowed[0]:
-        role = f"{schema}_submit" if function == "submit_1" else f"{schema}_node"
         raise EngineRefused(
-            f"'{connection.info.user}' may not call {schema}.{function}: GRANT {role} TO "
+            f"'{connection.info.user}' may not call {schema}.{function}: GRANT {schema}_{role} TO "
             f"{connection.info.user}"
         )
 

@@ -102,12 +102,13 @@ class PostgresEngine:
 
     def check(self, function: str = "claim_1") -> list[str]:
         """Refuse a database that cannot be used; return warnings about the others."""
+        role = "submit" if function == "submit_1" else "node"
         try:
             connection = self._connected()
             checks.server(connection)
             checks.pooler(connection, self._url)
-            checks.usable(connection, self._schema, VERSION)
-            checks.may(connection, self._schema, function)
+            checks.usable(connection, self._schema, VERSION, role)
+            checks.may(connection, self._schema, function, role)
             return checks.warnings(connection)
         except psycopg.Error as error:
             raise self._refusal(error) from error

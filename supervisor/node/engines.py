@@ -7,6 +7,7 @@ calls are bounded by those who make them: one of a kind at a time (cluster/calls
 import os
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -42,6 +43,7 @@ THREADS = {
 ALONE = {WRITES: 0, HANDLERS: 1 << 62}
 LISTEN_SECONDS = 1.0  # between two looks at what is to be listened to
 RECONNECT_SECONDS = 1.0
+EXIT_INTERNAL = 70
 
 Event = EngineAnswered | EngineFailed
 
@@ -106,9 +108,13 @@ class Engines:
         os.eventfd_write(self._wake, 1)
 
     def _work(self, engine: PostgresEngine, queue: "SimpleQueue[Job]") -> None:
-        while True:
-            job = queue.get()
-            self.tell(job.answered, self._call(engine, job))
+        try:
+            while True:
+                job = queue.get()
+                self.tell(job.answered, self._call(engine, job))
+        except BaseException:  # noqa: BLE001 - who waits for its answers would wait for ever
+            traceback.print_exc()
+            os._exit(EXIT_INTERNAL)
 
     def _call(self, engine: PostgresEngine, job: Job) -> Event:
         try:

@@ -395,7 +395,7 @@ def test_each_database_that_cannot_be_used_says_why(locked: Place, tmp_path: Pat
         place.cluster.sql("CREATE DATABASE empty")
     refused = {
         place.url("d_nobody", "wrong"): "password authentication failed",
-        place.url("d_nobody"): "GRANT musterd_node TO d_nobody",
+        place.url("d_nobody"): "GRANT musterd_submit TO d_nobody",
         place.url(name="nowhere"): 'database "nowhere" does not exist',
         place.url(name="empty"): "musterctl cluster migrate",
         place.url("nobody_at_all"): "does not exist",
@@ -416,6 +416,21 @@ def test_each_database_that_cannot_be_used_says_why(locked: Place, tmp_path: Pat
     assert PASSWORD not in str(error.value) + repr(away)
     with pytest.raises(NotConnected):
         away.close(timeout=WAIT_SECONDS)
+
+
+def test_what_a_program_cannot_deliver_is_said_without_its_password(place: Place) -> None:
+    program = (
+        "from musterd import Client\n"
+        f"client = Client('postgresql://ann:{PASSWORD}@/x?host=/nowhere', connect_timeout=0.5)\n"
+        "print(client.submit('jobs.double', {'x': 1}).id)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 120
+    assert "not delivered to /nowhere:5432/x" in done.stderr
+    assert done.stdout.strip() in done.stderr
+    assert PASSWORD not in done.stderr
 
 
 def test_a_database_that_becomes_usable_is_used(place: Place) -> None:
