@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -148,7 +150,7 @@ class Place:
         found = []
         for process in psutil.process_iter():
             with contextlib.suppress(psutil.Error):
-                title, folder = process.cmdline(), process.cwd()
+                title, folder = process.cmdline()[:1], process.cwd()
                 if title == ["musterd: direct"] and folder == str(self.programs):
                     found.append(process)
         return found
@@ -514,7 +516,8 @@ def test_a_program_leaves_nothing_however_it_ends(place: Place, how: str) -> Non
         "say(gateway_of(client), later.id)\n" + end
     )
     pid, later = heard(process)
-    assert psutil.pid_exists(int(pid))
+    if how == "kill":
+        assert [each.pid for each in place.gateways()] == [int(pid)]
     if how == "kill":
         process.kill()
     finished(process)
@@ -683,3 +686,31 @@ def test_postgresql_is_killed_and_comes_back(monkeypatch: pytest.MonkeyPatch) ->
                 assert client.submit("jobs.double", {"x": 2}, wait=True).result(WAIT_SECONDS) == 4
         finally:
             place.node.stop()
+
+
+@pytest.mark.long
+def test_a_storm_of_killed_gateways_loses_nothing_and_runs_nothing_twice(place: Place) -> None:
+    work = (
+        "ids = []\n"
+        "for first in range({0}, {0} + 1000, 20):\n"
+        "    numbers = range(first, first + 20)\n"
+        "    many = client.submit_many([('jobs.once', {{'number': n}}) for n in numbers])\n"
+        "    assert [each.result() for each in many] == list(numbers)\n"
+        "say('done')"
+    )
+    programs = [place.start(work.format(start)) for start in (0, 10_000, 20_000)]
+    killed: set[int] = set()
+    chance = random.Random(7)
+    while any(each.poll() is None for each in programs):
+        for gateway in place.gateways():
+            if chance.random() < 0.3:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    gateway.kill()
+                    killed.add(gateway.pid)
+        time.sleep(chance.uniform(0.05, 0.5))
+    assert [heard(each) for each in programs] == [["done"]] * 3
+    assert [finished(each) for each in programs] == [0, 0, 0]
+    assert len(killed) >= 5, "too few were killed to prove anything"
+    ran = sorted(map(int, place.runs.read_text().split()))
+    assert ran == [start + n for start in (0, 10_000, 20_000) for n in range(1000)]
+    wait_for("nothing is left", place.is_clean)
