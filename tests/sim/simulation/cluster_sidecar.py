@@ -12,6 +12,7 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.cluster.claimer import Claimer, Leave, Tell
 from musterd.supervisor.cluster.engine import EngineAway, Fenced, Grant, NodeCard, Want
 from musterd.supervisor.cluster.sidecar_events import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 LEASE_NS = 3 * SEC
 WIRE_NS = (20 * US, 1 * MS)
 CALL_NS = (300 * US, 8 * MS)  # of the engine, and back
+FORBIDDEN = b"\x81\xa8password\x01"  # arguments that a node refuses to run with
 ENDS = ("finish", "begun", "progress")  # one thread makes these
 
 
@@ -40,7 +42,7 @@ class Sidecar:
         self._world = node.world
         self.alive = True
         card = NodeCard(f"identity{node.number}", node.name, LEASE_NS, "")
-        self._claimer = Claimer(card, Random(node.rng.random()))
+        self._claimer = Claimer(card, Random(node.rng.random()), problems=_problems)
         self._arrival_ns = self._departure_ns = 0
         self._free_ns: dict[str, int] = {}  # when a thread has done its last call
         self._stopped_until_ns = 0
@@ -158,6 +160,10 @@ class Sidecar:
             case "reap", _, list(reaped):
                 world.reaped += len(reaped)
         return result
+
+
+def _problems(specs: list[TaskSpec]) -> dict[str, str]:
+    return {spec.id: "it holds a secret" for spec in specs if spec.args == FORBIDDEN}
 
 
 def _check_grants(wants: list[Want], grants: list[Grant]) -> None:
