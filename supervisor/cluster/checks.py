@@ -1,5 +1,6 @@
 """What is looked at before a database is used: each refusal says what is wrong and what to do."""
 
+import re
 import select
 
 import psycopg
@@ -7,8 +8,6 @@ from msgspec import Struct
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
 
-from musterd.ipc.errors import ConfigurationError
-from musterd.ipc.wire import direct
 from musterd.supervisor.cluster.engine import EngineRefused, EngineUnreached
 
 SERVER_MIN = 140000  # date_bin(), and multi-statement notifications that do not block
@@ -24,8 +23,27 @@ class SchemaVersion(Struct, frozen=True):
     minimum: int
 
 
+def read_url(url: str) -> dict[str, str]:
+    """Return the parts of a URL; EngineRefused, without the URL, if it cannot be read.
+
+    A password with a bare `@` or `/` makes libpq take a part of it for the host, and show it.
+    """
+    try:
+        known = {key: str(value) for key, value in conninfo_to_dict(url).items()}
+    except psycopg.ProgrammingError:
+        known = {"port": "unreadable"}
+    odd = any("@" in known.get(key, "") for key in ("host", "hostaddr", "dbname"))
+    if odd or not re.fullmatch(r"[\d,]*", known.get("port", "")):
+        raise EngineRefused(
+            "the URL of the cluster cannot be read: postgresql://USER@HOST/NAME; in a password "
+            "@ / ? # are written as %40 %2F %3F %23"
+        )
+    return known
+
+
 def connect(url: str) -> Connection:
     """Open a connection. No password is in the error."""
+    read_url(url)
     try:
         return psycopg.connect(
             url,
@@ -36,10 +54,6 @@ def connect(url: str) -> Connection:
         )
     except psycopg.OperationalError as error:
         raise EngineUnreached(f"PostgreSQL at {place(url)} does not answer: {error}") from None
-    except psycopg.ProgrammingError:
-        raise EngineRefused(
-            "the URL of the cluster cannot be read: postgresql://USER@HOST/NAME"
-        ) from None
 
 
 def is_stale(connection: Connection) -> bool:
@@ -76,13 +90,11 @@ def be_alone(connection: Connection, number: int) -> None:
 
 def place(url: str) -> str:
     """Return where a database is, for people: host, port and name, never a user or password."""
-    if "://" in url:
-        try:
-            return direct.place(url)
-        except ConfigurationError:
-            return "a URL that cannot be read"
-    known = conninfo_to_dict(url)
-    return f"{known.get('host', 'localhost')}:{known.get('port', 5432)}/{known.get('dbname', '')}"
+    known = read_url(url)
+    host = known.get("host", "localhost")
+    if host.startswith("/"):
+        host = "localhost"  # a folder of sockets
+    return f"{host}:{known.get('port') or 5432}/{known.get('dbname', '')}"
 
 
 def setting(connection: Connection, name: str) -> str:

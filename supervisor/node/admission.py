@@ -26,10 +26,11 @@ class Admission:
         """Replace what is known of the nodes."""
         tasks: dict[str, dict[str, TaskDeclaration]] = {}
         redact: dict[str, dict[str, None]] = {}
-        for pool in [pool for card in cards for pool in card.pools]:
-            for declared in pool.tasks:
-                tasks.setdefault(pool.name, {}).setdefault(declared.method, declared)
-            redact.setdefault(pool.name, {}).update(dict.fromkeys(pool.redact))
+        for card in cards:
+            for pool in card.pools:
+                for declared in pool.tasks:
+                    tasks.setdefault(pool.name, {}).setdefault(declared.method, declared)
+                redact.setdefault(pool.name, {}).update(dict.fromkeys(card.redact))
         self._declarations = Declarations()
         for name, methods in tasks.items():
             self._declarations.declare(name, methods.values())

@@ -118,7 +118,7 @@ class Direct:
         if due_ns is not None and due_ns <= now_ns:
             self._server.feed(events.Ticked())
         if not self._usable and not self._called_ns and now_ns >= self._check_at_ns:
-            self._call("check", ("submit_1",))
+            self._call("check", ("submit_1", "submit"))
         if self._hold_ns and now_ns >= self._hold_ns:
             self._go_on(now_ns)
         if now_ns >= self._tidy_ns:

@@ -750,21 +750,22 @@ def test_what_nodes_declare_is_told_when_it_has_changed(rig: Rig) -> None:
     assert nothing is not None
     assert nothing.cards == ()
     assert rig.engine.cards(nothing.stamp) is None
-    declared = pool(redact=("password",))
-    a = rig.join("a", declared)
+    a = rig.join("a", redact=("password",))
     one = rig.engine.cards(nothing.stamp)
     assert one is not None
-    assert [(card.name, card.pools) for card in one.cards] == [("a", (declared,))]
+    assert [(card.name, card.pools, card.redact) for card in one.cards] == [
+        ("a", (pool(),), ("password",))
+    ]
     rig.engine.beat(a)
     assert rig.engine.cards(one.stamp) is None
     rig.join("b")
     two = rig.engine.cards(one.stamp)
     assert two is not None
     assert [card.name for card in two.cards] == ["a", "b"]
-    rig.join("a", pool(redact=("token",)))
+    rig.join("a", redact=("token",))
     again = rig.engine.cards(two.stamp)
     assert again is not None
-    assert [card.pools[0].redact for card in again.cards] == [("token",), ()]
+    assert [card.redact for card in again.cards] == [("token",), ()]
     rig.engine.forget("b")
     last = rig.engine.cards(again.stamp)
     assert last is not None

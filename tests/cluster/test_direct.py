@@ -284,12 +284,12 @@ def test_what_a_task_declares_is_known(place: Place) -> None:
 
 def test_what_a_node_declares_that_joins_later_is_known_at_once(place: Place) -> None:
     declared = TaskDeclaration("go", target="url")
-    pool = PoolCard("late", 1, (declared,), redact=("pin",))
+    pool = PoolCard("late", 1, (declared,))
     engine = place.cluster.engine("d_node")
     with place.client() as client:
         with pytest.raises(UnknownTask):
             client.submit("late.go", {"url": "https://shop.example/"}).ack(WAIT_SECONDS)
-        engine.join(NodeCard("id-late", "late", pools=(pool,)))
+        engine.join(NodeCard("id-late", "late", pools=(pool,), redact=("pin",)))
         handle = client.submit("late.go", {"url": "https://shop.example/"})
         with pytest.raises(InvalidTask, match="redact"):
             client.submit("late.go", {"url": "https://shop.example/", "pin": 1}).ack(WAIT_SECONDS)

@@ -461,15 +461,6 @@ def test_time_is_passed(bench: Bench) -> None:
 # -- what must not run ------------------------------------------------------------------------
 
 
-def test_redact_names_are_published_with_each_pool() -> None:
-    bench = Bench(redact=("password",))
-    bench.feed(Pools((CARD,)))
-    bench.feed(Greeting(1, 0, [], 0))
-    (card,) = bench.calls["join"].arguments
-    assert isinstance(card, engine.NodeCard)
-    assert [pool.redact for pool in card.pools] == [("password",)]
-
-
 def test_a_task_that_must_not_run_fails_and_is_not_sent_to_the_supervisor() -> None:
     bench = Bench(problems=lambda specs: {each.id: "no" for each in specs if each.id == "bad"})
     bench.feed(Pools((CARD,)))
