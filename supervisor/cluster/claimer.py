@@ -29,14 +29,14 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.cluster import engine
-from musterd.supervisor.cluster.attempts import (
+from musterd.supervisor.cluster.calls import Lane
+from musterd.supervisor.cluster.grants import (
     attempt_of,
     engine_card,
     portions,
     refusal_of,
     without_places,
 )
-from musterd.supervisor.cluster.calls import Lane
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
 from musterd.supervisor.cluster.sidecar_events import (
     Call,

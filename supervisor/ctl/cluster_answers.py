@@ -27,7 +27,7 @@ from musterd.supervisor.api.status import (
     task_status,
 )
 from musterd.supervisor.cluster import checks
-from musterd.supervisor.cluster.engine import TaskFilter
+from musterd.supervisor.cluster.engine import Statistics, TaskFilter
 from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.ctl import cluster_schedules
 from musterd.supervisor.ctl.app import ANSWER_SECONDS, Settings
@@ -77,8 +77,12 @@ class ClusterConnection:
                 self._engine, asked.name, paused=False
             ),
         }
-        with told():
-            self._engine.check("version_1", "node")
+        try:
+            with told():
+                self._engine.check("version_1", "node")
+        except BaseException:
+            self._engine.close()
+            raise
 
     def close(self) -> None:
         self._engine.close()
@@ -115,7 +119,7 @@ class ClusterConnection:
             before = time.monotonic()
             nodes = self._engine.nodes()
             answered = time.monotonic() - before
-            statistics = self._engine.statistics()
+            statistics = self._engine.statistics() or Statistics(0, 0, 0, ())
             recent = self._engine.recent(round(RATES_SECONDS * 1e9))
             self.done_rates = {
                 each.pool: (each.succeeded + each.failed) / RATES_SECONDS for each in recent

@@ -114,6 +114,11 @@ class Looker:
         self._cluster: ClusterConnection | None = None
         self._events: list[dict[str, object]] = []  # of a cluster, so far
 
+    def close(self) -> None:
+        """End the connection to a cluster, where there is one."""
+        if self._cluster is not None:
+            self._cluster.close()
+
     def look(self) -> Snapshot:
         """Take a snapshot; MusterdError if the daemon does not answer."""
         if self._settings.cluster:

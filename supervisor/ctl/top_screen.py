@@ -366,7 +366,8 @@ def _events(now: Snapshot) -> list[Text]:
     for fields in now.events[-EVENTS_SHOWN_MAX:]:
         at = float(str(fields.get("at", 0)))
         ago = duration(max(0.0, now.at - at))
-        who = fields.get("worker") or fields.get("target") or fields.get("pool") or ""
+        named = ("worker", "node", "target", "pool")
+        who = next((fields[name] for name in named if fields.get(name)), "")
         what = " ".join(
             str(part) for part in (fields.get("event"), who, fields.get("reason")) if part
         )

@@ -1,4 +1,4 @@
-"""What the supervisor and the engine tell each other through the claimer, in the other's words."""
+"""Cards and grants between the messages of node.sock and the engine."""
 
 from collections.abc import Iterable
 
@@ -7,6 +7,23 @@ from msgspec import structs
 from musterd.ipc.wire import node_messages as wire
 from musterd.ipc.wire.messages import BATCH_BYTES_MAX, FAILURE_CHARS_MAX, INVALID, Failure
 from musterd.supervisor.cluster import engine
+
+
+def engine_card(card: wire.PoolCard) -> engine.PoolCard:
+    return engine.PoolCard(
+        card.name,
+        card.places,
+        card.tasks,
+        card.queue_size,
+        card.aging_ns,
+        card.max_crashes,
+        card.cache_ns,
+        card.debounce_ns,
+    )
+
+
+def without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
+    return [structs.replace(card, places=0) for card in cards]
 
 
 def attempt_of(grant: engine.Grant, called_ns: int) -> wire.Attempt:
@@ -40,20 +57,3 @@ def portions(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:
         portion.append(attempt)
     if portion:
         yield portion
-
-
-def engine_card(card: wire.PoolCard) -> engine.PoolCard:
-    return engine.PoolCard(
-        card.name,
-        card.places,
-        card.tasks,
-        card.queue_size,
-        card.aging_ns,
-        card.max_crashes,
-        card.cache_ns,
-        card.debounce_ns,
-    )
-
-
-def without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
-    return [structs.replace(card, places=0) for card in cards]
