@@ -704,7 +704,8 @@ class ClusterWorld:
     def finished(self, ends: list[End], counted: set[tuple[str, int]]) -> None:
         """Check that no end counts twice. `counted`: claims that were held, and are ended."""
         for end in ends:
-            self.ended[end.kind] = self.ended.get(end.kind, 0) + 1
+            kind = "refused" if end.id in self.forbidden else end.kind
+            self.ended[kind] = self.ended.get(kind, 0) + 1
             key = (end.id, end.claim)
             if key in counted:
                 assert key not in self.counted, f"{key} counts twice"
