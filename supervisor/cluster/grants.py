@@ -1,29 +1,19 @@
-"""Cards and grants between the messages of node.sock and the engine."""
+"""Grants of the engine, as attempts for the supervisor."""
 
-from collections.abc import Iterable
-
-from msgspec import structs
+from collections.abc import Callable, Iterable
 
 from musterd.ipc.wire import node_messages as wire
-from musterd.ipc.wire.messages import BATCH_BYTES_MAX, FAILURE_CHARS_MAX, INVALID, Failure
+from musterd.ipc.wire.messages import (
+    BATCH_BYTES_MAX,
+    FAILURE_CHARS_MAX,
+    INVALID,
+    Failure,
+    TaskSpec,
+)
 from musterd.supervisor.cluster import engine
 
-
-def engine_card(card: wire.PoolCard) -> engine.PoolCard:
-    return engine.PoolCard(
-        card.name,
-        card.places,
-        card.tasks,
-        card.queue_size,
-        card.aging_ns,
-        card.max_crashes,
-        card.cache_ns,
-        card.debounce_ns,
-    )
-
-
-def without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
-    return [structs.replace(card, places=0) for card in cards]
+# Says of tasks, by their ids, why they must not run.
+Problems = Callable[[list[TaskSpec]], dict[str, str]]
 
 
 def attempt_of(grant: engine.Grant, called_ns: int) -> wire.Attempt:
@@ -43,6 +33,30 @@ def refusal_of(grant: engine.Grant, why: str) -> wire.AttemptEnd:
     """Return the end of an attempt that must not begin."""
     failure = Failure(INVALID, "InvalidTask", why[:FAILURE_CHARS_MAX])
     return wire.AttemptEnd(grant.id, grant.claim, "failed", b"", failure)
+
+
+def none(_specs: list[TaskSpec]) -> dict[str, str]:
+    """Find no problems."""
+    return {}
+
+
+def divided(
+    grants: list[engine.Grant], problems: Problems, called_ns: int
+) -> tuple[dict[str, list[wire.Attempt]], list[wire.AttemptEnd]]:
+    """Return the attempts for the supervisor, by pool, and the ends of those that must not begin.
+
+    Whoever submits to the engine itself may get past the checks of clients.
+    """
+    pools: dict[str, list[wire.Attempt]] = {}
+    refusals: list[wire.AttemptEnd] = []
+    found = problems([grant.spec for grant in grants])
+    for grant in grants:
+        if grant.id in found:
+            refusals.append(refusal_of(grant, found[grant.id]))
+        else:
+            pool = grant.spec.name.partition(".")[0]
+            pools.setdefault(pool, []).append(attempt_of(grant, called_ns))
+    return pools, refusals
 
 
 def portions(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:

@@ -20,6 +20,7 @@ from random import Random
 from typing import NoReturn
 
 from musterd.ipc.wire.direct import REASON_CHARS_MAX, Start, State, encode, place
+from musterd.supervisor.cluster.checks import KIND_BITS, LIFE_BITS
 from musterd.supervisor.cluster.engine import Cards
 from musterd.supervisor.cluster.gateway import Gateway
 from musterd.supervisor.cluster.migrate import SCHEMA
@@ -32,6 +33,7 @@ from musterd.supervisor.node.serving import ClientServer
 from musterd.supervisor.sockets.clients import ClientPort
 
 SECOND_NS = 1_000_000_000
+PROGRAM_MASK = (1 << 39) - 1  # of the number under which sessions are known (cluster/checks.py)
 LINGER_NS = 30 * SECOND_NS  # without a connection; a program may soon make another client
 CHECK_NS, CHECK_NS_MAX = SECOND_NS // 10, 5 * SECOND_NS  # between two looks at the database
 # Submits wait for another look at what nodes declare if the last one is older than this, or if none
@@ -65,7 +67,8 @@ class Direct:
         self._start = start
         self._watch = watch
         self._control = HandedSockets(fileno=control.detach())
-        self._engines = Engines(start.url, start.waiter)
+        process = ((start.waiter & PROGRAM_MASK) << LIFE_BITS) | secrets.randbits(LIFE_BITS)
+        self._engines = Engines(start.url, process << KIND_BITS)
         self._admission = Admission()
         path = Path(place(start.url))  # shown, and not used
         clients = ClientPort(path, secrets.token_hex(8), None, handed=self._control)
