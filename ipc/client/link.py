@@ -18,13 +18,18 @@ import select
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from musterd.ipc.client.session import Session
 from musterd.ipc.errors import NotConnected, ProtocolError
 from musterd.ipc.wire.codec import decode_server
+from musterd.ipc.wire.direct import is_url
 from musterd.ipc.wire.messages import Fault
 from musterd.ipc.wire.paths import find_tasks_socket, fitting
 from musterd.ipc.wire.zmtp import Connection, Message
+
+if TYPE_CHECKING:
+    from musterd.ipc.client.direct import DirectGateway
 
 MILLISECOND_NS = 1_000_000
 RECONNECT_NS = 20 * MILLISECOND_NS  # finds a restarted supervisor at once
@@ -53,7 +58,15 @@ class Link:
     """Connection with its session. Not thread-safe: one caller at a time."""
 
     def __init__(self, path: str | os.PathLike[str] | None) -> None:
-        self.path = str(find_tasks_socket() if path is None else fitting(Path(path), "socket"))
+        """`path` is that of tasks.sock, or the URL of a cluster's database."""
+        self._direct: DirectGateway | None = None  # to a cluster, without a daemon here
+        if is_url(path):
+            from musterd.ipc.client.direct import gateway_to  # few programs need it
+
+            self._direct = gateway_to(str(path))
+            self.path = self._direct.place
+        else:
+            self.path = str(find_tasks_socket() if path is None else fitting(Path(path), "socket"))
         self.session = Session(secrets.token_hex(16))
         self.pid = os.getpid()  # of the process that may use it
         self.malformed = 0  # messages of the supervisor that were dropped
@@ -81,6 +94,8 @@ class Link:
                 self._connect(now_ns)
             if self.connection is not None:
                 self._receive(now_ns, self.connection)
+            if self._direct is not None and not self._ready:
+                self._ask_gateway(self._direct)
             session.tick(now_ns)
             session.seal(now_ns)
             if self._ready and (session.outbox or self._writing):
@@ -99,12 +114,21 @@ class Link:
         self._due_ns = 0
         return True
 
+    def _ask_gateway(self, direct: "DirectGateway") -> None:
+        """Learn whether the database refuses this program: then no handshake comes."""
+        found = direct.state()
+        refusal = found.reason if found.state == "refused" else ""
+        if refusal and not self.session.refusal:
+            self.session.progress = True
+        self.session.refusal = refusal
+
     def _connect(self, now_ns: int) -> None:
         self._tried_ns = now_ns
         self._due_ns = now_ns + self._gap_ns
         self._gap_ns = min(2 * self._gap_ns, RECONNECT_NS_MAX)
         try:
-            connection = Connection(self.path)
+            to = self.path if self._direct is None else self._direct.connect()
+            connection = Connection(to)
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
             self._problem = ""  # nobody listens, or the backlog is full
             return
@@ -141,7 +165,7 @@ class Link:
         if connection.ready:
             self._ready, self._problem = True, ""
             self.session.connected(now_ns)
-        elif now_ns - self._tried_ns > HANDSHAKE_NS_MAX:
+        elif self._direct is None and now_ns - self._tried_ns > HANDSHAKE_NS_MAX:
             raise ProtocolError(f"no handshake within {HANDSHAKE_NS_MAX / 1e9:g} s")
 
     def _hear(self, now_ns: int, message: Message) -> None:
@@ -209,6 +233,8 @@ class Link:
 
     def unreachable(self, seconds: float) -> NotConnected:
         """Return the error for a supervisor that did not answer."""
+        if self._direct is not None:
+            return self._no_cluster(self._direct, seconds)
         if self.session.refusal:
             return NotConnected(f"the supervisor at {self.path} refused: {self.session.refusal}")
         if not os.path.exists(self.path):
@@ -222,6 +248,14 @@ class Link:
         else:
             why = "the socket exists but nobody answers; check that musterd runs"
         return NotConnected(f"no supervisor at {self.path} within {seconds:g} s: {why}")
+
+    def _no_cluster(self, direct: "DirectGateway", seconds: float) -> NotConnected:
+        if self.session.refusal:
+            return NotConnected(
+                f"the cluster at {self.path} cannot be used: {self.session.refusal}"
+            )
+        why = self._problem or direct.state().reason
+        return NotConnected(f"no answer of the cluster at {self.path} within {seconds:g} s: {why}")
 
     def close(self) -> None:
         if self.connection is not None:

@@ -386,12 +386,14 @@ class Wire:
 class Connection(Wire):
     """DEALER end of a connection, to a ROUTER that listens on a Unix path."""
 
-    def __init__(self, path: str) -> None:
-        """Connect; BlockingIOError if the backlog there is full, else any OSError of connect()."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    def __init__(self, to: str | socket.socket) -> None:
+        """Connect to a path, or take a connected socket; BlockingIOError if the backlog there is
+        full, else any OSError of connect()."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) if isinstance(to, str) else to
         try:
             sock.setblocking(False)
-            sock.connect(path)
+            if isinstance(to, str):
+                sock.connect(to)
             super().__init__(sock, HANDSHAKE, DEALER_PEERS)
         except BaseException:
             sock.close()

@@ -170,8 +170,11 @@ def _pid(connection: Connection) -> object:
     return row[0]
 
 
-def version(connection: Connection, schema: str) -> SchemaVersion | None:
-    """Return the version of the schema, None if there is none; refuse one that is not ours."""
+def version(connection: Connection, schema: str, role: str = "node") -> SchemaVersion | None:
+    """Return the version of the schema, None if there is none; refuse one that is not ours.
+
+    `role` is what the user should have: submit, node or admin.
+    """
     found = connection.execute("SELECT to_regnamespace(quote_ident(%s))", (schema,)).fetchone()
     if found is None or found[0] is None:
         return None
@@ -184,8 +187,8 @@ def version(connection: Connection, schema: str) -> SchemaVersion | None:
         ) from None
     except psycopg.errors.InsufficientPrivilege:
         raise EngineRefused(
-            f"'{connection.info.user}' may not use the cluster '{schema}': GRANT {schema}_node TO "
-            f"{connection.info.user} (or {schema}_submit, {schema}_admin)"
+            f"'{connection.info.user}' may not use the cluster '{schema}': GRANT {schema}_{role} "
+            f"TO {connection.info.user}"
         ) from None
     if row is None:
         raise EngineRefused(
@@ -194,9 +197,9 @@ def version(connection: Connection, schema: str) -> SchemaVersion | None:
     return SchemaVersion(int(str(row[0])), int(str(row[1])))
 
 
-def usable(connection: Connection, schema: str, known: int) -> None:
+def usable(connection: Connection, schema: str, known: int, role: str = "node") -> None:
     """Refuse a schema that this code cannot work with. `known` is the version that it knows."""
-    found = version(connection, schema)
+    found = version(connection, schema, role)
     if found is None:
         raise EngineRefused(f"there is no cluster '{schema}' here yet: musterctl cluster migrate")
     if found.version < known:

@@ -34,7 +34,7 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.calls import Chores, Lane
-from musterd.supervisor.cluster.grants import attempt_of, portions
+from musterd.supervisor.cluster.grants import Problems, divided, none, portions
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
 from musterd.supervisor.cluster.node_cards import Declaring
 from musterd.supervisor.cluster.sidecar_events import (
@@ -68,9 +68,12 @@ BEGUN_NS = SECOND_NS // 5  # begun attempts are told together
 
 
 class Claimer:
-    def __init__(self, card: engine.NodeCard, rng: Random, keep_ns: int = DAY_NS) -> None:
+    def __init__(
+        self, card: engine.NodeCard, rng: Random, keep_ns: int = DAY_NS, problems: Problems = none
+    ) -> None:
         """`card` is without pools: the supervisor tells them. `keep_ns`: how long results stay."""
         self._card = card
+        self._problems = problems
         self._declaring = Declaring(card)
         self._chores = Chores(rng, keep_ns)
         self._rng = rng
@@ -505,18 +508,15 @@ class Claimer:
 
     def _granted(self, result: object) -> None:
         assert isinstance(result, list)
-        pools: dict[str, list[wire.Attempt]] = {}
-        for grant in result:
-            assert isinstance(grant, engine.Grant)
-            attempt = attempt_of(grant, self._claims.called_ns)
-            pools.setdefault(grant.spec.name.partition(".")[0], []).append(attempt)
-            self._held[grant.id, grant.claim] = None
+        self._held.update({(grant.id, grant.claim): None for grant in result})
+        pools, refusals = divided(result, self._problems, self._claims.called_ns)
+        self._ends.extend(refusals)
         for pool, attempts in pools.items():
             self._sent[pool] = self._sent.get(pool, 0) + len(attempts)
             request = self._wants.pop(pool).request if pool in self._wants else 0
             for part in portions(attempts):
                 self._tell(wire.Granted(request, pool, part))
-        if pools:  # others may have more
+        if result:  # others may have more
             self._claim_at_ns = self._now_ns
 
     # -- ends ---------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ SIGNATURES = {
     "begun_1": "int text[] bigint[]",
     "breaker_1": "text text",
     "cancel_1": "text[]",
+    "cards_1": "text",
     "changes_1": "text",
     "claim_1": "int text[] int[] text[]",
     "counts_1": "",

@@ -103,7 +103,6 @@ class PoolCard(Struct, frozen=True):
     max_crashes: int = 3
     cache_ns: int = 30 * SECOND_NS
     debounce_ns: int = SECOND_NS // 2
-    redact: tuple[str, ...] = ()  # arguments that must be references to secrets
 
 
 class NodeCard(Struct, frozen=True):
@@ -112,6 +111,7 @@ class NodeCard(Struct, frozen=True):
     lease_ns: int = 30 * SECOND_NS
     software: str = ""
     pools: tuple[PoolCard, ...] = ()
+    redact: tuple[str, ...] = ()  # arguments that must be references to secrets
 
 
 class Joined(Struct, frozen=True):
@@ -140,6 +140,13 @@ class NodeView(Struct, frozen=True):
     software: str
     pools: tuple[PoolCard, ...]
     lost: bool = False  # it was reaped, and has not come back
+
+
+class Cards(Struct, frozen=True):
+    """What nodes declare, for those who submit without a node. `stamp` is for the next call."""
+
+    stamp: str
+    cards: tuple[NodeCard, ...]
 
 
 class Reaped(Struct, frozen=True):
@@ -440,6 +447,9 @@ class Engine(Protocol):
         """Take back the claims of nodes whose lease is over."""
 
     def nodes(self) -> list[NodeView]: ...
+    def cards(self, seen: str = "") -> Cards | None:
+        """Return what the nodes declare; None if that is as it was at this stamp."""
+
     def drain(self, name: str, *, draining: bool) -> bool:
         """Grant nothing more to a node, or again; return whether there is one of that name."""
 

@@ -1,10 +1,19 @@
 """Grants of the engine, as attempts for the supervisor."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from musterd.ipc.wire import node_messages as wire
-from musterd.ipc.wire.messages import BATCH_BYTES_MAX
+from musterd.ipc.wire.messages import (
+    BATCH_BYTES_MAX,
+    FAILURE_CHARS_MAX,
+    INVALID,
+    Failure,
+    TaskSpec,
+)
 from musterd.supervisor.cluster import engine
+
+# Says of tasks, by their ids, why they must not run.
+Problems = Callable[[list[TaskSpec]], dict[str, str]]
 
 
 def attempt_of(grant: engine.Grant, called_ns: int) -> wire.Attempt:
@@ -18,6 +27,36 @@ def attempt_of(grant: engine.Grant, called_ns: int) -> wire.Attempt:
         grant.policy,
         called_ns + grant.expires_in_ns if grant.expires_in_ns else 0,
     )
+
+
+def refusal_of(grant: engine.Grant, why: str) -> wire.AttemptEnd:
+    """Return the end of an attempt that must not begin."""
+    failure = Failure(INVALID, "InvalidTask", why[:FAILURE_CHARS_MAX])
+    return wire.AttemptEnd(grant.id, grant.claim, "failed", b"", failure)
+
+
+def none(_specs: list[TaskSpec]) -> dict[str, str]:
+    """Find no problems."""
+    return {}
+
+
+def divided(
+    grants: list[engine.Grant], problems: Problems, called_ns: int
+) -> tuple[dict[str, list[wire.Attempt]], list[wire.AttemptEnd]]:
+    """Return the attempts for the supervisor, by pool, and the ends of those that must not begin.
+
+    Whoever submits to the engine itself may get past the checks of clients.
+    """
+    pools: dict[str, list[wire.Attempt]] = {}
+    refusals: list[wire.AttemptEnd] = []
+    found = problems([grant.spec for grant in grants])
+    for grant in grants:
+        if grant.id in found:
+            refusals.append(refusal_of(grant, found[grant.id]))
+        else:
+            pool = grant.spec.name.partition(".")[0]
+            pools.setdefault(pool, []).append(attempt_of(grant, called_ns))
+    return pools, refusals
 
 
 def portions(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:

@@ -22,6 +22,7 @@ from musterd.supervisor.cluster.engine import (
     ENDED_MAX,
     MARKS_MAX,
     PROGRESS_GAP_NS,
+    Cards,
     Changed,
     ChangeNote,
     ClusterPolicy,
@@ -208,6 +209,12 @@ class ModelEngine(Views):
         for node in found:
             node.draining = draining
         return bool(found)
+
+    def cards(self, seen: str = "") -> Cards | None:
+        nodes = sorted(self.board.nodes.values(), key=lambda each: each.card.name)
+        cards = tuple(node.card for node in nodes)
+        stamp = repr(cards)
+        return Cards(stamp, cards) if stamp != seen else None
 
     def forget(self, name: str, *, force: bool = True) -> bool:
         found = [each for each in self.board.nodes.values() if each.card.name == name]

@@ -33,6 +33,7 @@ from musterd.supervisor.cluster.columns import (
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
     ENDED_MAX,
+    Cards,
     Changed,
     ChangeNote,
     ClusterPolicy,
@@ -118,12 +119,15 @@ class PostgresEngine:
     def check(self, function: str = "claim_1", role: str = "node") -> list[str]:
         """Refuse a database that cannot be used, or a user without `role` that may not call the
         function; return warnings about the others."""
-        connection = self._connected()
-        checks.server(connection)
-        checks.pooler(connection, self._url)
-        checks.usable(connection, self._schema, VERSION)
-        checks.may(connection, self._schema, function, role)
-        return checks.warnings(connection)
+        try:
+            connection = self._connected()
+            checks.server(connection)
+            checks.pooler(connection, self._url)
+            checks.usable(connection, self._schema, VERSION, role)
+            checks.may(connection, self._schema, function, role)
+            return checks.warnings(connection)
+        except psycopg.Error as error:
+            raise self._refusal(error) from error
 
     def cluster(self) -> str:
         """Return which cluster this is: a random name that it keeps."""
@@ -260,6 +264,12 @@ class PostgresEngine:
             known = (identity, name, tenure, alive, draining, claims, age_ns, software)
             views.append(NodeView(*known, _unpack_card(card).pools, lost))
         return views
+
+    def cards(self, seen: str = "") -> Cards | None:
+        rows = self._call("cards_1", seen)
+        if not rows:
+            return None
+        return Cards(rows[0][0], tuple(_unpack_card(card) for _, card in rows if card is not None))
 
     def drain(self, name: str, *, draining: bool) -> bool:
         return bool(self._call("drain_1", name, draining)[0][0])

@@ -45,6 +45,8 @@ STATES = {
     7: EXPIRED,
 }
 
+SCOPE_CHARS = 12
+
 unpack_failure = msgpack.Decoder(Failure).decode
 
 
@@ -112,7 +114,7 @@ def grant(row: Row) -> Grant:
         args=row[9],
         priority=row[10],
         target=row[11],
-        key=row[12] or "",
+        key=_unscoped(row[12] or ""),
         timeout_ns=row[13] or 0,
         max_retries=NOT_GIVEN if row[14] is None else row[14],
         delay_ns=row[15] or 0,
@@ -125,6 +127,11 @@ def grant(row: Row) -> Grant:
         on_open=row[22] or "",
     )
     return Grant(spec, claim, attempt, crashes, interruptions, class_, probe, expires_in)
+
+
+def _unscoped(key: str) -> str:
+    """Return a key as it was submitted; those of submitters have a scope (10_tables.sql)."""
+    return key[SCOPE_CHARS:] if key.startswith("\x01") else key
 
 
 def tally(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> tuple[object, ...]:

@@ -55,22 +55,24 @@ class Redaction:
 
     def refuse(self, event: events.TasksSubmitted) -> events.TasksSubmitted:
         """Return the event with tasks that hold a literal secret among the rejected."""
-        if not self._names:
-            return event
-        if not self._may_be_named(event.tasks):
-            return event
-        refused: dict[str, Rejection] = {}
-        for spec in event.tasks:
-            where = self._found(spec)
-            if where:
-                refused[spec.id] = _rejection(spec, where)
-        if not refused:
+        found = self.problems(event.tasks)
+        if not found:
             return event
         return msgspec.structs.replace(
             event,
-            tasks=[spec for spec in event.tasks if spec.id not in refused],
-            rejected=[*event.rejected, *refused.values()],
+            tasks=[spec for spec in event.tasks if spec.id not in found],
+            rejected=[
+                *event.rejected,
+                *[Rejection(id_, INVALID_TASK, why) for id_, why in found.items()],
+            ],
         )
+
+    def problems(self, specs: list[TaskSpec]) -> dict[str, str]:
+        """Return what is wrong with the tasks that hold a literal secret, by their ids."""
+        if not self._names or not self._may_be_named(specs):
+            return {}
+        places = {spec.id: (spec, self._found(spec)) for spec in specs}
+        return {id_: _problem(spec, where) for id_, (spec, where) in places.items() if where}
 
     def _may_be_named(self, specs: list[TaskSpec]) -> bool:
         """Search all tasks at once, not one by one."""
@@ -134,10 +136,8 @@ def _text(key: Any) -> str:
     return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
 
 
-def _rejection(spec: TaskSpec, where: str) -> Rejection:
-    return Rejection(
-        spec.id,
-        INVALID_TASK,
+def _problem(spec: TaskSpec, where: str) -> str:
+    return (
         f"{printable(where)} of '{spec.name}' is named in redact and must not hold a value: "
-        'pass Secret("NAME"), which the worker looks up',
+        'pass Secret("NAME"), which the worker looks up'
     )

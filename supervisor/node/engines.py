@@ -7,6 +7,7 @@ calls are bounded by those who make them: one of a kind at a time (cluster/calls
 import os
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -29,8 +30,8 @@ from musterd.supervisor.cluster.sidecar_events import EngineAnswered, EngineFail
 # Which thread does what.
 WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME, HANDLERS = range(8)
 THREADS = {
-    **dict.fromkeys(("submit", "cancel", "invalidate"), WRITES),
-    **dict.fromkeys(("ended", "changes", "marks"), READS),
+    **dict.fromkeys(("check", "submit", "cancel", "invalidate"), WRITES),
+    **dict.fromkeys(("cards", "ended", "changes", "marks"), READS),
     **dict.fromkeys(("fetch", "view"), FETCHES),
     **dict.fromkeys(("join", "redeclare", "rejoin", "release", "beat", "leave"), MEMBER),
     "claim": CLAIMS,
@@ -41,6 +42,7 @@ THREADS = {
 }
 LISTEN_SECONDS = 1.0  # between two looks at what is to be listened to
 RECONNECT_SECONDS = 1.0
+EXIT_INTERNAL = 70
 
 Event = EngineAnswered | EngineFailed
 
@@ -96,9 +98,13 @@ class Engines:
         os.eventfd_write(self._wake, 1)
 
     def _work(self, engine: PostgresEngine, queue: "SimpleQueue[Job]") -> None:
-        while True:
-            job = queue.get()
-            self.tell(job.answered, self._call(engine, job))
+        try:
+            while True:
+                job = queue.get()
+                self.tell(job.answered, self._call(engine, job))
+        except BaseException:  # noqa: BLE001 - who waits for its answers would wait for ever
+            traceback.print_exc()
+            os._exit(EXIT_INTERNAL)
 
     def _call(self, engine: PostgresEngine, job: Job) -> Event:
         try:

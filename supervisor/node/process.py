@@ -118,8 +118,11 @@ class Sidecar:
         self._pool_channel = f"{SCHEMA}_pool"
         rng = Random(secrets.randbits(64))
         self._gateway = Gateway(waiter, rng)
-        card = NodeCard(identity, settings.node, settings.lease_ns, __version__)
-        self._claimer = Claimer(card, rng, settings.keep_ns)
+        redact = settings.redact
+        card = NodeCard(identity, settings.node, settings.lease_ns, __version__, redact=redact)
+        self._redaction = Redaction(redact)
+        problems = self._redaction.problems
+        self._claimer = Claimer(card, rng, settings.keep_ns, problems=problems)
         self._scheduler = Scheduler(rng, time_zone)
         self._standing: Standing | None = None  # as the scheduler knows it
         process = ((waiter & NODE_MASK) << LIFE_BITS) | secrets.randbits(LIFE_BITS)
@@ -131,7 +134,6 @@ class Sidecar:
         self._lookups = Lookups(
             self._engines, self._clients, self._feed_gateway, self._gateway.submits_of
         )
-        self._redaction = Redaction(settings.redact)
         self._declarations = Declarations()
         self._node = Connection(settings.node_socket)
         self._node.put(encode(SidecarHello(NODE_PROTOCOL, settings.token)))

@@ -47,10 +47,17 @@ class Rig:
     def pass_time(self, seconds: float) -> None:
         self._pass_ns(round(seconds * SECOND_NS))
 
-    def join(self, name: str = "a", *pools: PoolCard, identity: str = "", lease: int = 30) -> int:
+    def join(
+        self,
+        name: str = "a",
+        *pools: PoolCard,
+        identity: str = "",
+        lease: int = 30,
+        redact: tuple[str, ...] = (),
+    ) -> int:
         """Join with pools, by default with one named `p`; return the tenure."""
         card = NodeCard(
-            identity or f"id-{name}", name, lease * SECOND_NS, "0.1", pools or (pool(),)
+            identity or f"id-{name}", name, lease * SECOND_NS, "0.1", pools or (pool(),), redact
         )
         return self.engine.join(card).tenure
 

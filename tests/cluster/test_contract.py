@@ -762,6 +762,33 @@ def test_a_forgotten_node_is_fenced_and_its_tasks_are_unknown(rig: Rig) -> None:
     assert rig.claim_one(rig.join("b")).id == id_
 
 
+def test_what_nodes_declare_is_told_when_it_has_changed(rig: Rig) -> None:
+    nothing = rig.engine.cards()
+    assert nothing is not None
+    assert nothing.cards == ()
+    assert rig.engine.cards(nothing.stamp) is None
+    a = rig.join("a", redact=("password",))
+    one = rig.engine.cards(nothing.stamp)
+    assert one is not None
+    assert [(card.name, card.pools, card.redact) for card in one.cards] == [
+        ("a", (pool(),), ("password",))
+    ]
+    rig.engine.beat(a)
+    assert rig.engine.cards(one.stamp) is None
+    rig.join("b")
+    two = rig.engine.cards(one.stamp)
+    assert two is not None
+    assert [card.name for card in two.cards] == ["a", "b"]
+    rig.join("a", redact=("token",))
+    again = rig.engine.cards(two.stamp)
+    assert again is not None
+    assert [card.redact for card in again.cards] == [("token",), ()]
+    rig.engine.forget("b")
+    last = rig.engine.cards(again.stamp)
+    assert last is not None
+    assert len(last.cards) == 1
+
+
 # -- a restart of the server ----------------------------------------------------------------------
 
 

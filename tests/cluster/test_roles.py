@@ -7,26 +7,27 @@ import pytest
 from postgres import Cluster, Server
 from rig import Rig
 
-from musterd.ipc.wire.messages import INVALID_TASK
+from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.messages import INVALID_TASK, Outcome
 from musterd.supervisor.cluster.columns import SIGNATURES
 from musterd.supervisor.cluster.engine import EngineError, TaskFilter
 from musterd.supervisor.cluster.postgres import PostgresEngine
 
 SUBMIT = {
     *("submit_1", "wake_1", "ended_1", "look_up_1", "fetch_1", "view_1", "cancel_1"),
-    *("retry_1", "changes_1", "cards_1", "version_1", "marks_1"),
+    *("retry_1", "changes_1", "cards_1", "version_1", "marks_1", "invalidate_1"),
 }
 NODE = SUBMIT | {
     *("join_1", "rejoin_1", "beat_1", "leave_1", "reap_1", "claim_1", "begun_1"),
     *("finish_1", "release_1", "progress_1", "tick_1", "retain_1", "state_load_1"),
     *("state_save_1", "states_1", "locks_1", "lock_wake_1", "due_1", "settle_1"),
-    *("policy_1", "invalidate_1", "counts_1", "ran_1", "announce_1", "schedules_1"),
+    *("policy_1", "counts_1", "ran_1", "announce_1", "schedules_1"),
     *("statistics_1", "nodes_1", "sites_1", "find_1", "recent_1", "redeclare_1"),
 }
 ADMIN = SUBMIT | {
     *("apply_1", "policy_1", "breaker_1", "sites_1", "nodes_1", "drain_1", "forget_1"),
     *("reap_1", "find_1", "recent_1", "purge_1", "counts_1", "statistics_1"),
-    *("invalidate_1", "tick_1", "retain_1", "schedules_1", "settle_1", "ran_1", "pause_1"),
+    *("tick_1", "retain_1", "schedules_1", "settle_1", "ran_1", "pause_1"),
 }
 ROLES = {"submit": SUBMIT, "node": NODE, "admin": ADMIN, "nobody": set[str]()}
 
@@ -99,7 +100,7 @@ def test_no_role_touches_a_table(ruled: Cluster, role: str) -> None:
 
 
 def test_every_function_that_the_engine_calls_is_one_of_these(ruled: Cluster) -> None:
-    assert set(SIGNATURES) | {"cards_1", "version_1"} == SUBMIT | NODE | ADMIN
+    assert set(SIGNATURES) | {"version_1"} == SUBMIT | NODE | ADMIN
 
 
 def test_functions_cannot_be_led_to_tables_of_the_caller(ruled: Cluster) -> None:
@@ -154,6 +155,60 @@ def test_a_submitter_learns_nothing_by_the_id_of_another(
         [verdict] = other.submit([spec], waiter=5, resend=True)
         assert (verdict.state, verdict.outcome) == ("rejected", None)
     assert other.ended(5).ids == ()
+
+
+def test_keys_of_submitters_are_their_own(ruled: Cluster, rig: Rig) -> None:
+    """Nobody gets a result, or makes one for others, by the name of a key."""
+    mine, other = ruled.engine("u_submit"), ruled.engine("u_other")
+    node = ruled.engine("u_node")
+
+    def state_of(engine: PostgresEngine) -> str:
+        return engine.submit([rig.task(key="promo", cache_ns=60 * SECOND_NS)])[0].state
+
+    assert [state_of(engine) for engine in (mine, other, node)] == ["accepted"] * 3
+    assert [state_of(engine) for engine in (mine, other, node)] == ["joined"] * 3
+    tenure = rig.join("b")
+    rig.drained(tenure)
+    assert [state_of(engine) for engine in (mine, other, node, rig.engine)] == ["answered"] * 4
+    other.invalidate("promo")
+    assert state_of(other) == "accepted"
+    assert [state_of(engine) for engine in (mine, node)] == ["answered"] * 2
+    mine.invalidate("pro", prefix=True)
+    assert state_of(mine) == "accepted"
+    assert state_of(node) == "answered"
+    assert len(rig.engine.find(TaskFilter(key="promo"))) == 15
+
+
+def test_a_key_of_a_submitter_may_be_as_long_as_any(ruled: Cluster, rig: Rig) -> None:
+    mine = ruled.engine("u_submit")
+    [accepted, refused] = mine.submit([rig.task(key="k" * 200), rig.task(key="k" * 201)])
+    assert accepted.state == "accepted"
+    assert refused.rejection is not None
+    assert refused.rejection.code == INVALID_TASK
+    tenure = rig.join("b")
+    assert rig.claim_one(tenure).spec.key == "k" * 200
+
+
+def test_a_last_good_result_is_that_of_its_submitter(ruled: Cluster, rig: Rig) -> None:
+    mine, other = ruled.engine("u_submit"), ruled.engine("u_other")
+    tenure = rig.join("b")
+
+    def run(engine: PostgresEngine, **how: object) -> Outcome:
+        spec = rig.task(fallback_on="failure")
+        engine.submit([spec])
+        rig.finish(tenure, rig.claim_one(tenure), **how)
+        return engine.look_up([spec.id])[0]
+
+    assert run(mine, keeps=True).state == "succeeded"
+    assert run(other, kind="failed").state == "failed"
+    assert run(rig.engine, kind="failed").state == "failed"
+    assert run(mine, kind="failed").stale
+
+
+def test_a_submitter_reads_what_nodes_declare(ruled: Cluster, rig: Rig) -> None:
+    found = ruled.engine("u_submit").cards()
+    assert found is not None
+    assert [pool.name for card in found.cards for pool in card.pools] == ["p"]
 
 
 def test_nodes_and_administrators_see_all(ruled: Cluster, rig: Rig) -> None:

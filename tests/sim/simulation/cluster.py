@@ -10,6 +10,7 @@ hold:
 - a site never has more attempts than places when one is granted;
 - no attempt is given to a worker after it has expired, or after the lease of its node;
 - a node is granted no more than it wants, and keeps no end that was confirmed;
+- a task that must not run never begins, and does not succeed;
 - each node gets to know the policy that is applied last;
 - each due time of a schedule is run once, and no run begins beside its last (cluster_timetable.py);
 - what handlers share is as shared_watch.py says;
@@ -28,7 +29,7 @@ from typing import Any
 from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import BackoffPolicy, RetryPolicy
-from musterd.ipc.wire.messages import FINAL_STATES, TaskSpec
+from musterd.ipc.wire.messages import FINAL_STATES, SUCCEEDED, TaskSpec
 from musterd.supervisor.cluster.engine import ClusterPolicy, End, StateAsk, StateView, Told
 from musterd.supervisor.cluster.model_engine import ModelEngine
 from musterd.supervisor.cluster.sidecar_events import NodeNotified, PoolsNotified
@@ -45,7 +46,7 @@ from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks.claims import HOLD_NS
-from simulation.cluster_sidecar import LEASE_NS, WIRE_NS, Sidecar
+from simulation.cluster_sidecar import FORBIDDEN, LEASE_NS, WIRE_NS, Sidecar
 from simulation.cluster_timetable import Timetable
 from simulation.profile import METHODS, MS, SEC, US, Profile
 from simulation.shared_watch import NodeWatch, SharedWatch
@@ -60,6 +61,7 @@ TICK_NS = 200 * MS
 STEPS_MAX = 60_000
 TRACE_LENGTH = 60
 PLACES = 2  # of the site "narrow"
+FORBIDDEN_SHARE = 17  # one task of so many
 
 ASKING_SEED = 100  # from here on handlers compete for states and a lock
 QUIET = Profile("quiet", faults_ns=FAULTS_NS, fail=0.0, surprise=0.0, deaf=0.0, late=0.0)
@@ -114,6 +116,7 @@ class Seen:
         return self._node.requests
 
     def began(self, worker: Worker, lease: Any) -> None:
+        assert lease.id not in self._node.world.forbidden, f"{lease.id} must not run"
         self._node.world.runs[lease.id] = self._node.world.runs.get(lease.id, 0) + 1
 
     def nothing(self, *_: Any) -> None: ...
@@ -436,6 +439,7 @@ class ClusterWorld:
         self.poison: dict[str, None] = {}
         self.runs: dict[str, int] = {}  # of each task, on all nodes
         self.accepted: dict[str, None] = {}
+        self.forbidden: dict[str, None] = {}  # no node may run these
         self.expiries: dict[str, int] = {}
         self.finals: dict[str, str] = {}
         self.counted: dict[tuple[str, int], None] = {}  # ends that counted
@@ -546,12 +550,14 @@ class ClusterWorld:
             expires_ns = self.delay(50 * MS, 3 * SEC) if self.rng.random() < 0.1 else 0
             if expires_ns:
                 self.expiries[id_] = self.now_ns + expires_ns
+            if self._tasks % FORBIDDEN_SHARE == 0:
+                self.forbidden[id_] = None
             method = self.rng.choices(METHODS, self.profile.weights)[0]
             specs.append(
                 TaskSpec(
                     id_,
                     f"{POOL}.{method}",
-                    b"\x80",
+                    FORBIDDEN if id_ in self.forbidden else b"\x80",
                     self.rng.randrange(4),
                     self.rng.choice(("", "", "wide", "narrow")),
                     expires_ns=expires_ns,
@@ -698,6 +704,7 @@ class ClusterWorld:
             if id_ in done:
                 state = done[id_].outcome.state
                 assert state in FINAL_STATES, state
+                assert id_ not in self.forbidden or state != SUCCEEDED, f"{id_} must not run"
                 assert self.finals.setdefault(id_, state) == state, f"{id_} has two final states"
             else:
                 assert id_ not in self.finals, f"{id_} lives after its end"
@@ -706,7 +713,8 @@ class ClusterWorld:
     def finished(self, ends: list[End], counted: set[tuple[str, int]]) -> None:
         """Check that no end counts twice. `counted`: claims that were held, and are ended."""
         for end in ends:
-            self.ended[end.kind] = self.ended.get(end.kind, 0) + 1
+            kind = "refused" if end.id in self.forbidden else end.kind
+            self.ended[kind] = self.ended.get(kind, 0) + 1
             key = (end.id, end.claim)
             if key in counted:
                 assert key not in self.counted, f"{key} counts twice"

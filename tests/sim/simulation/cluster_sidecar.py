@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
+from musterd.ipc.wire.messages import TaskSpec
 from musterd.ipc.wire.node_messages import SharedPolicy, SidecarMessage
 from musterd.supervisor.cluster.claimer import Claimer
 from musterd.supervisor.cluster.engine import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 LEASE_NS = 3 * SEC
 WIRE_NS = (20 * US, 1 * MS)
 CALL_NS = (300 * US, 8 * MS)  # of the engine, and back
+FORBIDDEN = b"\x81\xa8password\x01"  # arguments that a node refuses to run with
 THREADS = {  # of calls that one thread makes; each of the others has its own
     **dict.fromkeys(("finish", "begun", "progress"), "ends"),
     **dict.fromkeys(("states", "locks"), "handlers"),
@@ -62,7 +64,7 @@ class Sidecar:
         self._world = node.world
         self.alive = True
         card = NodeCard(f"identity{node.number}", node.name, LEASE_NS, "")
-        self._claimer = Claimer(card, Random(node.rng.random()))
+        self._claimer = Claimer(card, Random(node.rng.random()), problems=_problems)
         self._scheduler = Scheduler(Random(node.rng.random()), ZoneInfo)
         self._standing: Standing | None = None  # as the scheduler knows it
         self._arrival_ns = self._departure_ns = 0
@@ -208,6 +210,10 @@ class Sidecar:
                 assert result is None or isinstance(result, Settled)
                 world.timetable.settled(due, list(runs), result)  # type: ignore[call-overload]
         return result
+
+
+def _problems(specs: list[TaskSpec]) -> dict[str, str]:
+    return {spec.id: "it holds a secret" for spec in specs if spec.args == FORBIDDEN}
 
 
 def _check_grants(wants: list[Want], grants: list[Grant]) -> None:

@@ -216,6 +216,17 @@ CREATE FUNCTION me() RETURNS oid LANGUAGE sql STABLE AS
 CREATE FUNCTION only_mine() RETURNS oid LANGUAGE sql STABLE AS $$
   SELECT CASE WHEN NOT (pg_has_role(session_user, @node_name@, 'MEMBER')
     OR pg_has_role(session_user, @admin_name@, 'MEMBER')) THEN me() END $$;
+-- Keys of a submitter are its own: no task of others joins its tasks, no result of others answers them.
+-- What others than submitters write is shared by all of them.
+CREATE FUNCTION scope(owner oid) RETURNS text LANGUAGE sql IMMUTABLE AS
+  $$ SELECT E'\x01' || lpad(owner::text, 10, '0') || ':' $$;
+CREATE FUNCTION scoped(key text) RETURNS text LANGUAGE sql STABLE AS
+  $$ SELECT coalesce(scope(only_mine()), '') || key $$;
+CREATE FUNCTION unscoped(key text) RETURNS text LANGUAGE sql IMMUTABLE AS
+  $$ SELECT CASE WHEN starts_with(key, E'\x01') THEN substr(key, 13) ELSE key END $$;
+CREATE FUNCTION is_shared(owner oid) RETURNS bool LANGUAGE sql STABLE AS $$
+  SELECT coalesce((SELECT pg_has_role(r.oid, @node_name@, 'MEMBER')
+    OR pg_has_role(r.oid, @admin_name@, 'MEMBER') FROM pg_roles r WHERE r.oid = owner), false) $$;
 CREATE FUNCTION version_1() RETURNS TABLE (version int, minimum int, cluster uuid)
 LANGUAGE sql STABLE AS 'SELECT m.version, m.minimum, m.cluster FROM meta m';
 -- msgpack of ipc.wire.messages.Failure, for failures that are made here.
@@ -228,5 +239,7 @@ LANGUAGE sql IMMUTABLE AS
 CREATE FUNCTION is_invalid(failure bytea) RETURNS bool LANGUAGE sql IMMUTABLE AS
   $$ SELECT coalesce(substr(failure, 2, 8) = '\xa7'::bytea || 'invalid', false) $$;
 -- The name of a task's results that have no key.
-CREATE FUNCTION good_key(name text, key text, args bytea) RETURNS text LANGUAGE sql IMMUTABLE AS
-  $$ SELECT coalesce(key, name || ':' || encode(sha256(args), 'hex')) $$;
+CREATE FUNCTION good_key(name text, key text, args bytea, owner oid) RETURNS text
+LANGUAGE sql STABLE AS $$
+  SELECT coalesce(key, CASE WHEN is_shared(owner) THEN '' ELSE scope(owner) END
+    || name || ':' || encode(sha256(args), 'hex')) $$;

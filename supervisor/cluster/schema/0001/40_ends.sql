@@ -47,11 +47,11 @@ BEGIN
 END $$;
 
 -- The last good result of such a task; NULL if there is none.
-CREATE FUNCTION last_good(p_name text, p_key text, p_args bytea) RETURNS bytea
+CREATE FUNCTION last_good(p_name text, p_key text, p_args bytea, p_owner oid) RETURNS bytea
 LANGUAGE sql STABLE AS $$
   SELECT coalesce(
     (SELECT g.value FROM good g WHERE g.name = p_name
-       AND g.key = good_key(p_name, p_key, p_args) AND g.until > clock()),
+       AND g.key = good_key(p_name, p_key, p_args, p_owner) AND g.until > clock()),
     (SELECT (r.good).value FROM recent r WHERE r.name = p_name AND r.key = p_key)) $$;
 
 CREATE FUNCTION falls_back(p_opts opts, p_name text, l lane) RETURNS bool LANGUAGE sql STABLE AS $$
@@ -70,7 +70,7 @@ BEGIN
   DELETE FROM live x WHERE x.id = p_id RETURNING * INTO v;
   SELECT * INTO l FROM lane x WHERE x.lane = v.lane;
   IF e.state = 5 AND (p_fallback OR falls_back(v.opts, v.name, l)) AND NOT is_invalid(e.failure) THEN
-    good := last_good(v.name, v.key, v.args);
+    good := last_good(v.name, v.key, v.args, v.owner);
     IF good IS NOT NULL OR (v.opts).fallback IS NOT NULL THEN
       e.state := 4; e.value := coalesce(good, (v.opts).fallback);
       e.source := CASE WHEN good IS NULL THEN 'f' ELSE 's' END;
@@ -98,7 +98,7 @@ BEGIN
   mine := end_one(v.id, e, p_fallback);
   RETURN NEXT mine;
   IF p_keeps AND e.state = 4 AND e.source = '-' THEN
-    INSERT INTO good VALUES (v.name, good_key(v.name, v.key, v.args), e.value,
+    INSERT INTO good VALUES (v.name, good_key(v.name, v.key, v.args, v.owner), e.value,
       clock() + interval '7 days')
     ON CONFLICT (name, key) DO UPDATE SET value = EXCLUDED.value, until = EXCLUDED.until;
   END IF;

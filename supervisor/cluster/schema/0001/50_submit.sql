@@ -12,7 +12,7 @@ CREATE FUNCTION bad(s sent) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     WHEN s.args IS NULL OR octet_length(s.args) > 4194304 THEN 'its arguments take more than 4 MiB'
     WHEN s.priority NOT BETWEEN 0 AND 3 THEN 'its priority must be from 0 to 3'
     WHEN length(s.target) > 253 THEN 'its target has more than 253 characters'
-    WHEN length(s.key) > 200 THEN 'its key has more than 200 characters'
+    WHEN length(unscoped(s.key)) > 200 THEN 'its key has more than 200 characters'
     WHEN (s.opts).timeout_ns NOT BETWEEN 0 AND 1::bigint << 62 THEN 'timeout is out of bounds'
     WHEN (s.opts).delay_ns NOT BETWEEN 0 AND 1::bigint << 62 THEN 'delay is out of bounds'
     WHEN (s.opts).expires_ns NOT BETWEEN 0 AND 1::bigint << 62 THEN 'expires is out of bounds'
@@ -128,7 +128,7 @@ BEGIN
     SELECT * INTO k FROM key x WHERE x.key = s.key;
     IF k.leader IS NOT NULL AND k.name <> s.name THEN
       RETURN NEXT (s.o, 'rejected', 'InvalidTask', format('key ''%s'' is in use by a ''%s'': give '
-        'each kind of task its own keys', s.key, k.name), 0, NULL, NULL, NULL, NULL)::verdict;
+        'each kind of task its own keys', unscoped(s.key), k.name), 0, NULL, NULL, NULL, NULL)::verdict;
       CONTINUE;
     END IF;
     e := NULL;
@@ -151,7 +151,7 @@ BEGIN
       n := n + (SELECT count(*) FROM unnest(p_sent) y WHERE y.id = ANY (first) AND y.key = s.key);
       IF n >= 1000 THEN
         RETURN NEXT (s.o, 'rejected', 'QueueFull', format('1000 tasks wait already for the result '
-          'of key ''%s''', s.key), 1000000000, NULL, NULL, NULL, NULL)::verdict;
+          'of key ''%s''', unscoped(s.key)), 1000000000, NULL, NULL, NULL, NULL)::verdict;
         CONTINUE;
       END IF;
       CONTINUE WHEN NOT has_room(s.pool, s.priority);
@@ -260,13 +260,13 @@ RETURNS TABLE (o int, verdict text, code text, why text, retry_ns bigint, state 
   value bytea, failure bytea, attempts int, run_ns bigint, source "char", lanes int[], low bigint,
   hasten text[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE all_ sent[];
+DECLARE all_ sent[]; keys text := scoped('');
 BEGIN
   IF cardinality(p_ids) > 1000 THEN
     RAISE EXCEPTION 'more than 1000 tasks in one submit' USING ERRCODE = '22023';
   END IF;
   SELECT array_agg((u.o, u.id, u.name, u.args, coalesce(u.priority, 2), coalesce(u.target, ''),
-    u.key, CASE WHEN num_nonnulls(u.timeout, u.retries, u.delay, u.expires, u.cache, u.debounce,
+    keys || u.key, CASE WHEN num_nonnulls(u.timeout, u.retries, u.delay, u.expires, u.cache, u.debounce,
       u.fallback, u.fallback_on, u.policy, u.on_open) > 0 THEN (u.timeout, u.retries, u.delay,
       u.expires, u.cache, u.debounce, u.fallback, u.fallback_on, u.policy, u.on_open)::opts END,
     NULL, NULL, NULL, NULL)::sent) INTO all_

@@ -116,7 +116,7 @@ DECLARE ids text[] := '{}'; more text[]; fits text; back interval;
 BEGIN
   PERFORM set_config('enable_bitmapscan', 'on', true);  -- of done_time, within this function
   fits := format('(%L = '''' OR p.name = %L) AND (%L = '''' OR t.target = %L) AND (%L = '''' OR '
-    'x.key = %L) AND (%L = '''' OR position(%L IN x.error) > 0) AND (%L = '''' OR '
+    'unscoped(x.key) = %L) AND (%L = '''' OR position(%L IN x.error) > 0) AND (%L = '''' OR '
     'starts_with(x.id, %L))', p_pool, p_pool, p_target, p_target, p_key, p_key, p_error, p_error,
     p_schedule, '@' || p_schedule || '.');
   IF p_states IS NOT NULL THEN
@@ -151,7 +151,7 @@ BEGIN
   WITH chosen AS (
     SELECT d.id, d.finished_at FROM done d JOIN pool p ON p.pool = d.pool
     WHERE (p_pool = '' OR p.name = p_pool) AND (p_target = '' OR d.target = p_target)
-      AND (p_states IS NULL OR d.state = ANY (p_states)) AND (p_key = '' OR d.key = p_key)
+      AND (p_states IS NULL OR d.state = ANY (p_states)) AND (p_key = '' OR unscoped(d.key) = p_key)
       AND (p_error = '' OR position(p_error IN d.error) > 0)
       AND (p_schedule = '' OR starts_with(d.id, '@' || p_schedule || '.'))
       AND (p_ids IS NULL OR d.id = ANY (p_ids)) AND d.finished_at <= until LIMIT 10000)
@@ -195,6 +195,7 @@ LANGUAGE sql STABLE AS $$
 CREATE FUNCTION invalidate_1(p_key text, p_prefix bool) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
+  p_key := scoped(p_key);
   UPDATE key k SET forget = true WHERE k.key IN (
       SELECT x.key FROM key x WHERE CASE WHEN p_prefix THEN starts_with(x.key, p_key)
         ELSE x.key = p_key END ORDER BY x.key FOR UPDATE)
@@ -206,8 +207,12 @@ BEGIN
 END $$;
 
 -- What nodes publish, for those who submit without a node.
-CREATE FUNCTION cards_1() RETURNS TABLE (card bytea) LANGUAGE sql STABLE AS
-  'SELECT n.card FROM node n ORDER BY n.name';
+-- Nothing if that is as it was at p_seen.
+CREATE FUNCTION cards_1(p_seen text) RETURNS TABLE (stamp text, card bytea) LANGUAGE sql STABLE AS $$
+  SELECT s.stamp, n.card FROM (
+    SELECT md5(coalesce(string_agg(md5(x.card), ' ' ORDER BY x.identity), ''))
+    FROM node x) s(stamp) LEFT JOIN node n ON true
+  WHERE s.stamp IS DISTINCT FROM p_seen ORDER BY n.name $$;
 
 -- -- schedules ---------------------------------------------------------------------------------
 

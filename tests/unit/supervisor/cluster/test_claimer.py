@@ -1,12 +1,13 @@
 """The claimer between the supervisor of a node and the engine."""
 
 from random import Random
+from typing import Any
 
 import pytest
 from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import TaskDeclaration, TaskSpec
+from musterd.ipc.wire.messages import INVALID, Failure, TaskDeclaration, TaskSpec
 from musterd.ipc.wire.node_messages import (
     Attempt,
     AttemptEnd,
@@ -58,8 +59,9 @@ NAMES = ("p.extract",)
 class Bench:
     """A claimer with a clock; the calls under way are found by their method."""
 
-    def __init__(self) -> None:
-        self.claimer = Claimer(engine.NodeCard("identity", "shed", LEASE_NS), Random(1))
+    def __init__(self, **options: Any) -> None:
+        card = engine.NodeCard("identity", "shed", LEASE_NS)
+        self.claimer = Claimer(card, Random(1), **options)
         self.now_ns = 100 * SECOND_NS
         self.calls: dict[str, Call] = {}
         self.others: list[object] = []
@@ -607,3 +609,31 @@ def test_ends_that_the_engine_does_not_take_are_reported_once(bench: Bench) -> N
         "cluster.failing"
     ]
     assert bench.answer("finish", []) == [Confirmed([Held("a", 7)])]
+
+
+# -- what must not run ------------------------------------------------------------------------
+
+
+def test_a_task_that_must_not_run_fails_and_is_not_sent_to_the_supervisor() -> None:
+    bench = Bench(problems=lambda specs: {each.id: "no" for each in specs if each.id == "bad"})
+    bench.feed(Pools((CARD,)))
+    bench.feed(Greeting(1, 0, [], 0))
+    bench.answer("join", engine.Joined(3, "e", 0))
+    bench.want(2)
+    (granted,) = bench.grant("good", "bad")
+    assert isinstance(granted, Granted)
+    assert [each.spec.id for each in granted.attempts] == ["good"]
+    tenure, ends = bench.calls["finish"].arguments
+    assert tenure == 3
+    assert ends == [engine.End("bad", 7, "failed", b"", Failure(INVALID, "InvalidTask", "no"))]
+    assert bench.answer("finish", []) == [Confirmed([Held("bad", 7)])]  # unknown there: no harm
+
+
+def test_what_is_wanted_stays_wanted_when_all_that_came_must_not_run() -> None:
+    bench = Bench(problems=lambda specs: {each.id: "no" for each in specs})
+    bench.feed(Pools((CARD,)))
+    bench.feed(Greeting(1, 0, [], 0))
+    bench.answer("join", engine.Joined(3, "e", 0))
+    bench.want(1)
+    assert bench.grant("bad") == []
+    assert bench.wanted() == [("p", 1)]  # at once
