@@ -146,7 +146,9 @@ class Claimer:
                 self._hold(held)
             case wire.Pools(cards):
                 self._cards = cards
-                if self.tenure and self._declared is None:  # the sidecar before has joined with it
+                if (
+                    cards and self.tenure and self._declared is None
+                ):  # the sidecar before has joined with it
                     self._declared = cards
             case wire.Want(_, pool):
                 self._wants[pool] = message

@@ -137,8 +137,8 @@ def _messages_of(action: ClusterAction) -> list[NodeMessage]:
             holds = [Holds(part, number < last) for number, part in enumerate(others)]
             more = bool(others)
             return [Greeting(NODE_PROTOCOL, tenure, first, unconfirmed, more), *holds]
-        case actions.ShowPools(cards):
-            return [Pools(cards)]
+        case actions.ShowPools(cards, local):
+            return [Pools(cards, local)]
         case actions.WantAttempts(request, pool, count, names, seen):
             return [Want(request, pool, count, names, seen)]
         case actions.TellCluster(ends, begun, marks):

@@ -39,9 +39,10 @@ def database(server: Server) -> Cluster:
     return prepared(server)
 
 
-def prepared(server: Server) -> Cluster:
-    cluster = Cluster(server, "nodes")
-    cluster.sql("CREATE ROLE u_daemon LOGIN PASSWORD 'hunter2' IN ROLE musterd_node")
+def prepared(server: Server, name: str = "nodes") -> Cluster:
+    cluster = Cluster(server, name)
+    if not cluster.sql("SELECT FROM pg_roles WHERE rolname = 'u_daemon'"):
+        cluster.sql("CREATE ROLE u_daemon LOGIN PASSWORD 'hunter2' IN ROLE musterd_node")
     return cluster
 
 

@@ -313,7 +313,7 @@ def test_one_who_cannot_be_watched_is_not_let_in(stage):
     stage.until(lambda: _is_over(refused), "it hears of that")
     refused.close()
     stage.router._accepts = False
-    epoll.unregister(stage.router._listening)
+    epoll.unregister(stage.router.listener_fd)
     stage.router.tidy_up()
     epoll.full = False
     stage.router.tidy_up()
