@@ -66,14 +66,6 @@ LOSSES = ("worker.crashed", "worker.fatal")  # reports that tell what the worker
 RETURNS = ("task.retry", "task.crashed", "task.interrupted")  # the task will run once more
 
 
-_TO_SIDECAR = (
-    actions.GreetCluster,
-    actions.ShowPools,
-    actions.WantAttempts,
-    actions.TellCluster,
-)
-
-
 class ActionRunner:
     def __init__(
         self,
@@ -94,8 +86,7 @@ class ActionRunner:
         tasks_socket: str,
         node: "NodePort | None" = None,
     ) -> None:
-        """`leave` ends the loop; `tasks_socket` is where a worker's own Client() finds us; `node`
-        is for the cluster sidecar, None where there is no cluster."""
+        """`leave` ends the loop; workers' own clients use `tasks_socket`, the sidecar `node`."""
         self._shell = shell
         self._store = store
         self._spawner = spawner
@@ -147,7 +138,10 @@ class ActionRunner:
             actions.StartSidecar: self._start_sidecar,
             actions.StopSidecar: lambda a: sidecars.signal(a.name, a.number, signal.SIGTERM),
             actions.KillSidecar: lambda a: sidecars.signal(a.name, a.number, signal.SIGKILL),
-            **dict.fromkeys(_TO_SIDECAR, self._tell_sidecar),
+            actions.GreetCluster: self._tell_sidecar,
+            actions.ShowPools: self._tell_sidecar,
+            actions.WantAttempts: self._tell_sidecar,
+            actions.TellCluster: self._tell_sidecar,
             actions.ServeClients: lambda a: clients.serve(a.serve),
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,
