@@ -31,6 +31,7 @@ def test_every_task_of_the_cluster_ends_once(seeds: range, number: int) -> None:
     many = len(worlds) >= 10
     assert not (many and faults.node_deaths) or sum(world.reaped for world in worlds)
     assert not (many and faults.lost) or sum(world.fenced for world in worlds)
+    assert not (many and faults.sidecar_deaths) or sum(world.takeovers for world in worlds)
     for world in worlds:
         if not (faults.lost or world.profile.crash):
             runs = world.ended.get("succeeded", 0) + world.ended.get("failed", 0)

@@ -109,7 +109,7 @@ class Intake:
         specs = submitted.tasks
         cancelled = [spec.id for spec in specs if spec.id in early]
         finished = event.finished | self.ended_since(_asked_about(event.submitted))
-        self._accept(submitted, finished)
+        self._accept(submitted, finished, event.live)
         if ids := [spec.id for spec in specs if spec.id in finished]:
             self._state.out.append(LookUp(submitted.peer, ids))
         if cancelled:
@@ -143,7 +143,13 @@ class Intake:
                 self._state.cancelled_early.pop(id_, None)
         return ended
 
-    def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
+    def _accept(
+        self,
+        event: events.TasksSubmitted,
+        finished: frozenset[str],
+        stored: frozenset[str] = frozenset(),
+    ) -> None:
+        """Accept or refuse each task; `stored` are unfinished ones that the store holds."""
         # Callers on the control socket (request 0) do not submit again to the next daemon.
         if self._state.sockets_survive and event.request:
             return
@@ -165,7 +171,8 @@ class Intake:
                 continue
             route = routes.get(spec.name)
             if route is None:
-                found = self._elsewhere(spec, event) or self._route(spec)
+                absent = spec.id not in stored
+                found = (absent and self._elsewhere(spec, event)) or self._route(spec)
                 if isinstance(found, Rejection):
                     rejected.append(found)
                     continue

@@ -41,6 +41,7 @@ from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks.claims import HOLD_NS
+from musterd.supervisor.core.tasks.reception import TAKE_OVER_NS
 from simulation.cluster_sidecar import LEASE_NS, WIRE_NS, Sidecar
 from simulation.profile import METHODS, MS, SEC, US, Profile
 from simulation.wide_workers import WideWorker
@@ -141,6 +142,9 @@ class Node:
         self.workers: dict[int, Worker] = {}
         self.fork_servers: dict[tuple[str, str], ForkServer] = {}
         self.sidecar: Sidecar | None = None
+        self._connected = False  # to a sidecar, as far as the core was told
+        self._serves = False  # the core has tasks.sock served by the supervisor
+        self._kills = 0  # of sidecars
         self.fleet: Fleet
 
     def _policy(self) -> FleetPolicy:
@@ -187,6 +191,7 @@ class Node:
         self.until_ns = self.tenure = 0
         self.granted, self.lost, self._queued, self._backlog = {}, {}, {}, None
         self.workers, self.fork_servers = {}, {}
+        self._connected = self._serves = False
         self.fleet = Fleet(self.policy, Random(self.rng.random()))
         self.tell(events.TasksRecovered([]))
         self.tell(events.Started())
@@ -200,12 +205,14 @@ class Node:
             self.tell(events.ClusterConnected())
 
     def kill_sidecar(self) -> None:
-        """The next one is started soon, as the core does with any sidecar."""
+        """The next one is started soon, as the core does with any sidecar, or after a pause."""
         if self.sidecar is not None:
             self.sidecar.alive = False
             self.sidecar = None
             self.in_life(self.delay(*WIRE_NS), self.tell, events.ClusterDisconnected())
-            self.in_life(self.delay(2 * MS, 1 * SEC), self.start_sidecar)
+            self._kills += 1
+            longest_ns = 2 * TAKE_OVER_NS if self._kills % 2 == 0 else 1 * SEC
+            self.in_life(self.delay(2 * MS, longest_ns), self.start_sidecar)
 
     def die(self, pause_ns: int) -> None:
         """With all its processes. What is under way to the engine may arrive."""
@@ -249,6 +256,12 @@ class Node:
             table = ClusterWorld.carried_out
             carry_out = table.get(type(action)) or _LOCAL[type(action)]
             carry_out(self, action)
+        assert not (self._connected and self._serves), "two serve tasks.sock"
+
+    def serve(self, action: act.ServeClients) -> None:
+        assert action.serve != self._serves, "it is so already"
+        self._serves = action.serve
+        self.world.takeovers += action.serve
 
     def freeze(self, for_ns: int) -> None:
         if self.up and self._backlog is None:
@@ -278,6 +291,8 @@ class Node:
                     self.lost |= self.granted
             case events.AttemptsGranted():
                 self.granted |= {(each.spec.id, each.claim): None for each in event.attempts}
+            case events.ClusterConnected() | events.ClusterDisconnected():
+                self._connected = isinstance(event, events.ClusterConnected)
             case events.AttemptsLost():
                 self.lost |= {(each.id, each.claim): None for each in event.held}
 
@@ -390,7 +405,7 @@ class ClusterWorld:
         self.finals: dict[str, str] = {}
         self.counted: dict[tuple[str, int], None] = {}  # ends that counted
         self.ended: dict[str, int] = {}  # ends that were told, by their kind
-        self.fenced = self.reaped = 0
+        self.fenced = self.reaped = self.takeovers = 0
         skew_ns = self.rng.randrange(10**15)
         self.engine = ModelEngine(lambda: self.now_ns + skew_ns, Random(seed + 1))
         self.nodes = [Node(self, number) for number in range(self.rng.randint(1, 3))]
@@ -651,6 +666,7 @@ class ClusterWorld:
         act.ShowPools: Node.to_sidecar,
         act.WantAttempts: Node.to_sidecar,
         act.TellCluster: Node.to_sidecar,
+        act.ServeClients: Node.serve,
     }
 
 
