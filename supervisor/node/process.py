@@ -62,6 +62,7 @@ from musterd.supervisor.node.pairs import Pairs
 from musterd.supervisor.node.relay_port import RelayPort
 from musterd.supervisor.settings.node import NodeSettings
 from musterd.supervisor.sockets.declarations import Declarations
+from musterd.supervisor.system import descriptors
 
 EXIT_FAILED, EXIT_CONFIGURATION = 1, 78
 BEAT_NS = 5_000_000_000  # a fraction of what the daemon waits for (core/workers/sidecar.py)
@@ -368,6 +369,7 @@ def run(settings: NodeSettings, beat_fd: int) -> int:
     """Work until SIGTERM and return the exit code; print errors on standard error."""
     setproctitle("musterd: cluster")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptors.double()
     try:
         url = url_of(settings)
         check(url)

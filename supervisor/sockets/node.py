@@ -1,6 +1,6 @@
 """node.sock: what the cluster sidecar says becomes events, actions become messages to it.
 
-The socket exists only where a pool is clustered. Nobody can pose as the sidecar: a hello carries
+The socket exists only where there is a cluster. Nobody can pose as the sidecar: a hello carries
 the one-time token that the sidecar was started with, and the messages of other connections are
 dropped. The connection of a new sidecar ends the one before.
 

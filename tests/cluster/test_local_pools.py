@@ -1,11 +1,16 @@
 """Pools of one machine beside shared ones: one Client() for both, whatever happens to others."""
 
 import os
+import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from postgres import Cluster, Server, servers
@@ -13,8 +18,12 @@ from test_node import prepared, sidecar_of
 
 from musterd import QueueFull, TaskFailed, TaskMissing, UnknownTask
 from musterd.ipc.client.sync_client import TaskHandle
+from musterd.ipc.wire.messages import RESULT_BYTES_MAX
 from support.daemon import Muster
 from support.waiting import wait_for
+
+ATTACKER = Path(__file__).parents[1] / "integration" / "client_attacker.py"
+RSS_BYTES_MAX = 300 * 1024 * 1024  # as of a daemon without a cluster
 
 WORKER = """
 import os
@@ -26,6 +35,10 @@ POOL = os.environ["POOL"]
 @task
 def where(ctx, x: int) -> str:
     return f"{POOL} {x}"
+
+@task
+def large(ctx, size: int) -> bytes:
+    return bytes(size)
 
 @task
 def fail(ctx) -> int:
@@ -43,6 +56,11 @@ def slow(ctx, seconds: float) -> str:
 def nested(ctx, name: str, x: int) -> str:
     with Client() as client:
         return "through " + client.submit(name, {"x": x}).result(timeout=50)
+
+@task
+def read(ctx, path: str) -> str:
+    with open(path) as file:
+        return file.read()
 
 @task
 def remember(ctx, value: int) -> int:
@@ -152,9 +170,70 @@ def test_a_task_may_wait_for_one_of_the_other_kind(node: Muster) -> None:
         assert back.result(timeout=60) == "through own 2"
 
 
+def test_schedules_of_local_pools_are_followed_like_before(
+    database: Cluster, tmp_path: Path
+) -> None:
+    database.reset()
+    page = tmp_path / "page"
+    daily = {"args": {"path": str(page)}, "cron": "0 0 1 1 *", "notify": "task.changed"}
+    node = make_node(database, tmp_path, schedule__tea={"task": "own.read", **daily}).start()
+
+    def turn(text: str) -> None:
+        page.write_text(text)
+        done = node.ctl("schedule", "run", "tea")
+        assert done.returncode == 0, done.stderr
+
+    try:
+        with node.client() as client:
+            turn("one")
+            wait_for("its run", lambda: client.submit("own.where", {"x": 1}).result(timeout=60))
+            changes = client.changes(timeout=60)
+            follower = Thread(target=lambda: found.append(next(changes)), daemon=True)
+            found: list[Any] = []
+            follower.start()
+            wait_for("a change", lambda: turn(f"{time.monotonic_ns()}") or found)
+            assert found[0].schedule == "tea"
+            assert found[0].task.result(timeout=60).isdigit()
+        assert in_postgresql(database) == 0
+    finally:
+        node.stop()
+
+
 def test_state_and_locks_of_local_pools_are_as_on_one_machine(node: Muster) -> None:
     with node.client() as client:
         assert client.submit("own.remember", {"value": 3}).result(timeout=60) == 0
+
+
+@pytest.mark.timeout(300)
+def test_hostile_clients_are_bounded_in_both_processes(node: Muster) -> None:
+    """They ask for large results of local tasks, and do not read them."""
+    size = RESULT_BYTES_MAX - 1000
+    with node.client() as honest:
+        ids: list[str] = []
+        for _ in range(4):  # one at a time: this test is not about workers' messages
+            task = honest.submit("own.large", {"size": size})
+            assert len(task.result(timeout=60)) == size
+            ids.append(task.id)
+        command = [sys.executable, str(ATTACKER), "watch", node.tasks_socket, "50", "0", *ids]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as attacker:
+            assert attacker.stdout is not None
+            assert attacker.stdout.readline() == b"begun\n"
+            wait_for("somebody is put out", lambda: "event=client.dropped" in node.log(), 120.0)
+            for pool in ("own", "shared"):
+                found = honest.submit(f"{pool}.where", {"x": 1}).result(timeout=60)
+                assert found == f"{pool} 1"
+            attacker.communicate(timeout=120)
+        for pid in (node.pid, sidecar_of(node).pid):
+            assert peak_bytes(pid) < RSS_BYTES_MAX
+        for id_ in ids:  # a client that reads gets every result
+            assert len(honest.task(id_).result(timeout=60)) == size
+    assert "Traceback" not in node.log()
+
+
+def peak_bytes(pid: int) -> int:
+    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    assert found is not None
+    return int(found[1]) * 1024
 
 
 # -- when something is away -----------------------------------------------------------------------
