@@ -5,10 +5,10 @@ from msgspec import Struct
 from musterd.ipc.wire.messages import (
     Change,
     ClientMessage,
-    ProgressNote,
     ServerMessage,
     TaskView,
 )
+from musterd.supervisor.cluster.engine import ProgressMark
 from musterd.supervisor.core.model import actions
 
 # -- what else happens ------------------------------------------------------------------------
@@ -49,6 +49,7 @@ class LookedUp(Struct, frozen=True):
     peer: bytes
     ended: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    marks: tuple[ProgressMark, ...] = ()  # how far those are that are alive
 
 
 class PoolsTold(Struct, frozen=True):
@@ -140,13 +141,6 @@ class PassOn(Struct, frozen=True):
     frame: bytes | bytearray
 
 
-class TellProgress(Struct, frozen=True):
-    """Send progress to a client, if it keeps up."""
-
-    peer: bytes
-    note: ProgressNote
-
-
 class ShowView(Struct, frozen=True):
     """Answer a ViewAsked; None: have the engine asked."""
 
@@ -162,7 +156,7 @@ class GiveAdvice(Struct, frozen=True):
     workers: dict[str, int]
 
 
-LocalAction = AskLocal | EndLocal | PassOn | TellProgress | ShowView | GiveAdvice
+LocalAction = AskLocal | EndLocal | PassOn | ShowView | GiveAdvice
 Action = (
     Call
     | TellChange
@@ -174,4 +168,5 @@ Action = (
     | actions.Report
     | actions.TellChanges
     | actions.TellMissing
+    | actions.TellProgress
 )

@@ -44,7 +44,6 @@ from musterd.supervisor.cluster.sidecar_events import (
     PassOn,
     PoolsTold,
     ShowView,
-    TellProgress,
     ViewAsked,
 )
 from musterd.supervisor.core.model import actions, events
@@ -138,7 +137,7 @@ class Splitter:
                     self._out.append(EndPeer(peer, reason))
             case PoolsTold(local):
                 self._local = frozenset(local)
-            case LookedUp(peer, ended, _):
+            case LookedUp(peer, ended):
                 self._forget(peer, ended)
                 self._feed(event)
             case _:
@@ -304,7 +303,7 @@ class Splitter:
             case wire.Accepted():
                 self._accepted(client, message)
             case wire.ProgressNote():
-                self._out.append(TellProgress(peer, message))
+                self._out.append(actions.TellProgress([peer], message))
             case wire.Missing(ids):
                 self._tell_missing(peer, [id_ for id_ in ids if self._note(peer, id_, NOT_LOCAL)])
             case wire.Changes(changes, newest=True):

@@ -214,15 +214,21 @@ class Fleet:
 
     def _of_the_cluster(self) -> Handlers:
         """Return the handlers for what the cluster sidecar tells."""
-        claims = self._claims
+        claims, requests = self._claims, self._handler_requests
         return {
-            events.ClusterConnected: _in_turn(claims.connected, self._reception.connected),
-            events.ClusterDisconnected: _in_turn(claims.disconnected, self._reception.disconnected),
-            events.MembershipTold: claims.membership,
+            events.ClusterConnected: _in_turn(
+                claims.connected, requests.connected, self._reception.connected
+            ),
+            events.ClusterDisconnected: _in_turn(
+                claims.disconnected, requests.disconnected, self._reception.disconnected
+            ),
+            events.MembershipTold: _in_turn(claims.membership, requests.membership),
             events.AttemptsGranted: claims.granted,
             events.AttemptsCancelled: claims.cancelled,
             events.AttemptsLost: claims.lost,
             events.EndsConfirmed: claims.confirmed,
+            events.StatesTold: requests.states_told,
+            events.LocksTold: requests.locks_told,
         }
 
     def _started(self, _: events.Started) -> None:

@@ -51,7 +51,6 @@ from musterd.supervisor.cluster.sidecar_events import (
     PoolsTold,
     ShowView,
     TellChange,
-    TellProgress,
 )
 from musterd.supervisor.cluster.splitter import Splitter
 from musterd.supervisor.config.redact import Redaction
@@ -304,11 +303,10 @@ class Sidecar:
                 clients.drop(request, reason)
             case actions.TellChanges(peer, changes):
                 clients.newest_changes(peer, changes)
+            case actions.TellProgress(peers, note):
+                clients.progress(peers, note)
             case TellChange(change):
                 clients.changed(change)
-            case EndPeer(peer, reason):
-                if peer.isdigit():
-                    clients.router.put_out(int(peer), reason)
             case actions.Report():
                 _report(action)
             case _:
@@ -323,12 +321,13 @@ class Sidecar:
                 self._pairs.end(name)
             case PassOn(name, frame):
                 clients.pass_on(name, bytes(frame))
-            case TellProgress(name, note):
-                clients.progress([name], note)
             case ShowView(request, id_, view):
                 clients.answer_view(request, id_, view)
             case GiveAdvice(request, workers):
                 clients.answer_advice(request, workers)
+            case EndPeer(peer, reason):
+                if peer.isdigit():
+                    clients.router.put_out(int(peer), reason)
 
     def _feed_claimer(self, event: object) -> None:
         for action in self._claimer.handle(time.monotonic_ns(), event):

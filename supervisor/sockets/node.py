@@ -17,6 +17,9 @@ from musterd.ipc.wire.node_codec import decode_sidecar
 from musterd.ipc.wire.node_messages import (
     ATTEMPTS_MAX,
     NODE_PROTOCOL,
+    REQUESTS_MAX,
+    AskLocks,
+    AskStates,
     Begun,
     CancelAttempts,
     Confirmed,
@@ -24,6 +27,7 @@ from musterd.ipc.wire.node_messages import (
     Granted,
     Greeting,
     Holds,
+    LocksTold,
     LoseAttempts,
     Membership,
     NodeMessage,
@@ -31,6 +35,7 @@ from musterd.ipc.wire.node_messages import (
     ProgressMarks,
     SidecarHello,
     SidecarMessage,
+    StatesTold,
     Want,
     portions,
 )
@@ -44,7 +49,12 @@ BACKLOG = 16  # one sidecar, and one that takes its place
 QUEUE_MAX = 10_000  # messages kept for a sidecar that does not read
 
 ClusterAction = (
-    actions.GreetCluster | actions.ShowPools | actions.WantAttempts | actions.TellCluster
+    actions.GreetCluster
+    | actions.ShowPools
+    | actions.WantAttempts
+    | actions.TellCluster
+    | actions.AskStates
+    | actions.AskLocks
 )
 
 
@@ -148,20 +158,32 @@ def messages_of(action: ClusterAction) -> list[NodeMessage]:
             messages += [Begun(begun[at : at + size]) for at in range(0, len(begun), size)]
             messages += [ProgressMarks(marks[at : at + size]) for at in range(0, len(marks), size)]
             return messages
+        case actions.AskStates(asks):
+            return [AskStates(part) for part in portions(asks)]
+        case actions.AskLocks(tenure, wishes):
+            size = REQUESTS_MAX
+            starts = range(0, len(wishes), size)
+            return [AskLocks(tenure, wishes[at : at + size]) for at in starts]
 
 
 def event_of(message: SidecarMessage) -> object:
     """Return the event that a message of the sidecar means."""
+    event: object
     match message:
         case Membership(tenure, until_ns, away, draining):
-            return events.MembershipTold(tenure, until_ns, away, draining)
+            event = events.MembershipTold(tenure, until_ns, away, draining)
         case Granted(request, pool, attempts):
-            return events.AttemptsGranted(request, pool, attempts)
+            event = events.AttemptsGranted(request, pool, attempts)
         case Confirmed(held):
-            return events.EndsConfirmed(held)
+            event = events.EndsConfirmed(held)
         case CancelAttempts(held):
-            return events.AttemptsCancelled(held)
+            event = events.AttemptsCancelled(held)
         case LoseAttempts(held):
-            return events.AttemptsLost(held)
+            event = events.AttemptsLost(held)
+        case StatesTold(states):
+            event = events.StatesTold(states)
+        case LocksTold(tenure, locks):
+            event = events.LocksTold(tenure, locks)
         case SidecarHello():
             raise ProtocolError("a second hello")
+    return event

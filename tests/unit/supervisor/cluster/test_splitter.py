@@ -38,7 +38,6 @@ from musterd.supervisor.cluster.sidecar_events import (
     PassOn,
     PoolsTold,
     ShowView,
-    TellProgress,
     ViewAsked,
 )
 from musterd.supervisor.cluster.splitter import Splitter
@@ -50,6 +49,7 @@ from musterd.supervisor.core.model.actions import (
     LookUp,
     TellChanges,
     TellMissing,
+    TellProgress,
 )
 
 ANN, BOB = b"ann", b"bob"
@@ -329,7 +329,7 @@ def test_advice_is_the_supervisors(bench: Bench) -> None:
 def test_progress_is_passed_on(bench: Bench) -> None:
     bench.submit(own("a"))
     note = ProgressNote("a", 0.5, "half")
-    assert bench.say(note) == [TellProgress(ANN, note)]
+    assert bench.say(note) == [TellProgress([ANN], note)]
 
 
 def test_outcomes_of_the_engine_are_passed_on(bench: Bench) -> None:
