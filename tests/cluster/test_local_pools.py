@@ -311,6 +311,26 @@ def test_without_a_sidecar_the_supervisor_serves_its_own_pools(
         node.stop()
 
 
+def test_local_pools_are_reached_without_a_psycopg_that_works(
+    database: Cluster, tmp_path: Path
+) -> None:
+    database.reset()
+    broken = tmp_path / "broken" / "psycopg"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text('raise ImportError("no pq wrapper available")')
+    node = make_node(database, tmp_path)
+    node.popen_options = {"env": {**os.environ, "PYTHONPATH": str(broken.parent)}}
+    node.start()
+    try:
+        with node.client(connect_timeout=60) as client:
+            assert client.submit("own.where", {"x": 1}).result(timeout=60) == "own 1"
+            wait_for("the sidecar has given up", lambda: "cluster.fatal" in node.log())
+            with pytest.raises(QueueFull, match="psycopg does not work: no pq wrapper"):
+                client.submit("shared.where", {"x": 2}).result(timeout=60)
+    finally:
+        node.stop()
+
+
 def test_a_pool_that_becomes_shared_runs_its_old_tasks_to_their_end(
     database: Cluster, tmp_path: Path
 ) -> None:
