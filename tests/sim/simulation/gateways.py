@@ -326,7 +326,7 @@ class World:
             life, session = node.life, self.clients.index(node.peers[peer])
 
             def send(said: wire.ServerMessage) -> None:
-                self.in_order((peer, "local down"), lambda: self.said(node, life, peer, said))
+                self.in_order((peer, "local down"), lambda: self.local_said(node, life, peer, said))
 
             pair = node.pairs[peer] = Connection(session, send, direct=False)
 
@@ -337,7 +337,7 @@ class World:
             self.in_order((peer, "local up"), hello)
         self.in_order((peer, "local up"), lambda: node.local.hear(pair, message))
 
-    def said(self, node: Node, life: int, peer: bytes, message: wire.ServerMessage) -> None:
+    def local_said(self, node: Node, life: int, peer: bytes, message: wire.ServerMessage) -> None:
         if life == node.life and peer in node.pairs:
             self.feed(node, LocalSaid(peer, message, encode(message)))
 
