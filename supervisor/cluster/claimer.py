@@ -25,8 +25,8 @@ from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
-from musterd.ipc.wire.messages import BATCH_BYTES_MAX
 from musterd.supervisor.cluster import engine
+from musterd.supervisor.cluster.attempts import attempt_of, portions
 from musterd.supervisor.cluster.calls import Lane
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
 from musterd.supervisor.cluster.sidecar_events import (
@@ -35,6 +35,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     EngineFailed,
     NodeNotified,
     PoolsNotified,
+    Standing,
 )
 from musterd.supervisor.core.model import actions, events
 
@@ -83,6 +84,7 @@ class Claimer:
         self._leaving = False
         # Membership.
         self.tenure = 0
+        self.policy: int | None = None  # version of the applied policy, once it is known
         self._epoch = ""  # of the server at which the claims are registered; "": not known
         self._server = ""  # the epoch that the server tells
         self._until_ns = 0
@@ -115,6 +117,14 @@ class Claimer:
         self._notes, self._time = Lane(), Lane()
         self._states, self._locks = Lane(), Lane()
         self._answers: dict[int, Callable[[object], None]] = {}
+
+    @property
+    def standing(self) -> Standing | None:
+        """Return what the engine knows of this node and it of the engine; None: nothing yet."""
+        if self.policy is None:
+            return None
+        known = self._declared if self.tenure and self._declared is not None else ()
+        return Standing(self.policy, known)
 
     def handle(self, now_ns: int, event: object) -> list[Action]:
         self._now_ns = now_ns
@@ -305,6 +315,7 @@ class Claimer:
     def _joined(self, result: object) -> None:
         assert isinstance(result, engine.Joined)
         self.tenure, self._epoch, self._server = result.tenure, result.epoch, result.epoch
+        self.policy = result.policy
         self._unsure = False
         self._claim_at_ns = self._now_ns
         self._is_alive()
@@ -318,14 +329,15 @@ class Claimer:
 
     def _tell_membership(self) -> None:
         until_ns = self._until_ns if self.tenure else 0
-        self._tell(wire.Membership(self.tenure, until_ns, self._away, self._draining))
+        policy = self.policy or 0
+        self._tell(wire.Membership(self.tenure, until_ns, self._away, self._draining, policy))
 
     def _beat(self) -> None:
         self._call(self._member, self._ordered, "beat", self.tenure)
 
     def _ordered(self, result: object) -> None:
         assert isinstance(result, engine.Orders)
-        self._draining = result.draining
+        self._draining, self.policy = result.draining, result.policy
         self._is_alive()
         self._server = result.epoch
         if self._server != self._epoch:
@@ -458,13 +470,13 @@ class Claimer:
         pools: dict[str, list[wire.Attempt]] = {}
         for grant in result:
             assert isinstance(grant, engine.Grant)
-            attempt = _attempt(grant, self._claims.called_ns)
+            attempt = attempt_of(grant, self._claims.called_ns)
             pools.setdefault(grant.spec.name.partition(".")[0], []).append(attempt)
             self._held[grant.id, grant.claim] = None
         for pool, attempts in pools.items():
             self._sent[pool] = self._sent.get(pool, 0) + len(attempts)
             request = self._wants.pop(pool).request if pool in self._wants else 0
-            for part in _portions(attempts):
+            for part in portions(attempts):
                 self._tell(wire.Granted(request, pool, part))
         if pools:  # others may have more
             self._claim_at_ns = self._now_ns
@@ -571,30 +583,3 @@ def _engine_card(card: wire.PoolCard) -> engine.PoolCard:
 
 def _without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
     return [structs.replace(card, places=0) for card in cards]
-
-
-def _attempt(grant: engine.Grant, called_ns: int) -> wire.Attempt:
-    """Return the grant for the supervisor, with instants of this machine's clock."""
-    return wire.Attempt(
-        grant.spec,
-        grant.claim,
-        grant.attempt,
-        grant.crashes,
-        grant.interruptions,
-        grant.policy,
-        called_ns + grant.expires_in_ns if grant.expires_in_ns else 0,
-    )
-
-
-def _portions(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:
-    """Cut attempts into messages of about BATCH_BYTES_MAX, at least one in each."""
-    portion: list[wire.Attempt] = []
-    size = 0
-    for attempt in attempts:
-        size += len(attempt.spec.args)
-        if portion and size > BATCH_BYTES_MAX:
-            yield portion
-            portion, size = [], len(attempt.spec.args)
-        portion.append(attempt)
-    if portion:
-        yield portion

@@ -1,10 +1,10 @@
 """Run the cluster sidecar of a node: clients on one side, the supervisor on another, the engine.
 
-`process` is the loop around two pure parts (cluster/gateway.py, cluster/claimer.py), `engines` the
-threads that call PostgreSQL, `lookups` the results that clients are owed, `pairs` the connections
-over which clients reach the pools of this machine alone.
+`process` is the loop around pure parts (cluster/splitter.py, gateway.py, claimer.py, scheduler.py),
+`engines` the threads that call PostgreSQL, `lookups` the results that clients are owed, `pairs` the
+connections over which clients reach the pools of this machine alone.
 
-May import: cluster, config, core.model, core.tasks, ipc.errors, ipc.secrets, ipc.wire, settings,
+May import: cluster, config, core.model, core.tasks, ipc.errors, ipc.wire, settings,
 sockets, system.
 Not for: decisions about tasks (cluster, core).
 """

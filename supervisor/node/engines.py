@@ -36,6 +36,7 @@ THREADS = {
     "claim": CLAIMS,
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
     **dict.fromkeys(("tick", "reap", "retain"), TIME),
+    **dict.fromkeys(("policy", "due", "settle", "announce"), TIME),
     **dict.fromkeys(("states", "locks"), HANDLERS),
 }
 # The only sessions of their kind: a call of a former one that comes late would undo a later one.

@@ -11,12 +11,15 @@ core has to tell is bounded there (core/tasks/claims.py), and the next sidecar i
 import secrets
 from pathlib import Path
 
+import msgspec
+
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.node_codec import decode_sidecar
 from musterd.ipc.wire.node_messages import (
     ATTEMPTS_MAX,
     NODE_PROTOCOL,
+    POLICY_BYTES_MAX,
     REQUESTS_MAX,
     AskLocks,
     AskStates,
@@ -33,6 +36,8 @@ from musterd.ipc.wire.node_messages import (
     NodeMessage,
     Pools,
     ProgressMarks,
+    ScheduleNews,
+    SharedPolicy,
     SidecarHello,
     SidecarMessage,
     StatesTold,
@@ -42,11 +47,14 @@ from musterd.ipc.wire.node_messages import (
 from musterd.ipc.wire.router import Router
 from musterd.ipc.wire.zmtp import Message
 from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.core.model.shared import ClusterPolicy
 from musterd.supervisor.log import log
 from musterd.supervisor.sockets.listen import listen
 
 BACKLOG = 16  # one sidecar, and one that takes its place
 QUEUE_MAX = 10_000  # messages kept for a sidecar that does not read
+
+_decode_policy = msgspec.msgpack.Decoder(ClusterPolicy).decode
 
 ClusterAction = (
     actions.GreetCluster
@@ -74,6 +82,7 @@ class NodePort:
         self._peer = 0  # the connection of the sidecar, 0 for none
         self._complained = 0  # the connection whose first malformed message was logged
         self._found: list[object] = []
+        self._parts = bytearray()  # of a policy that is not complete
 
     def new_token(self) -> str:
         """Return the token for the next sidecar; one given before is not accepted any more."""
@@ -84,7 +93,9 @@ class NodePort:
         """Return what came in, as events."""
         for peer, frame in self._router.receive():
             try:
-                self._found.append(self._understand(peer, frame))
+                event = self._understand(peer, frame)
+                if event is not None:
+                    self._found.append(event)
             except ProtocolError as error:
                 self._complain(peer, str(error))
         found, self._found = self._found, []
@@ -98,7 +109,26 @@ class NodePort:
             return self._greet(peer, message)
         if peer != self._peer:
             raise ProtocolError("a message before the hello")
+        if type(message) is SharedPolicy:
+            return self._collect(peer, message)
         return event_of(message)
+
+    def _collect(self, peer: int, message: SharedPolicy) -> events.PolicyShared | None:
+        """Return the policy of the cluster when its last part is there."""
+        self._parts += message.part
+        if len(self._parts) > POLICY_BYTES_MAX:
+            self._parts.clear()
+            raise ProtocolError(f"a policy of the cluster with more than {POLICY_BYTES_MAX} bytes")
+        if message.more:
+            return None
+        encoded, self._parts = self._parts, bytearray()
+        if not encoded:
+            return events.PolicyShared(message.version, None)
+        try:
+            return events.PolicyShared(message.version, _decode_policy(encoded))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._complain(peer, f"a policy of the cluster that cannot be read: {error}")
+            return events.PolicyShared(message.version, None)
 
     def _greet(self, peer: int, hello: SidecarHello) -> events.ClusterConnected:
         if hello.protocol != NODE_PROTOCOL:
@@ -113,6 +143,7 @@ class NodePort:
         if self._peer:
             self._router.end(self._peer)
         self._peer = peer
+        self._parts.clear()
         return events.ClusterConnected()
 
     def _gone(self, peer: int) -> None:
@@ -170,8 +201,10 @@ def event_of(message: SidecarMessage) -> object:
     """Return the event that a message of the sidecar means."""
     event: object
     match message:
-        case Membership(tenure, until_ns, away, draining):
-            event = events.MembershipTold(tenure, until_ns, away, draining)
+        case Membership(tenure, until_ns, away, draining, policy):
+            event = events.MembershipTold(tenure, until_ns, away, draining, policy)
+        case ScheduleNews():
+            event = events.ScheduleNoted(*msgspec.structs.astuple(message))
         case Granted(request, pool, attempts):
             event = events.AttemptsGranted(request, pool, attempts)
         case Confirmed(held):
@@ -184,6 +217,6 @@ def event_of(message: SidecarMessage) -> object:
             event = events.StatesTold(states)
         case LocksTold(tenure, locks):
             event = events.LocksTold(tenure, locks)
-        case SidecarHello():
+        case SidecarHello() | SharedPolicy():
             raise ProtocolError("a second hello")
     return event
