@@ -26,8 +26,8 @@ from msgspec import Struct, structs
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine
-from musterd.supervisor.cluster.attempts import attempt_of, portions
 from musterd.supervisor.cluster.calls import Lane
+from musterd.supervisor.cluster.grants import attempt_of, engine_card, portions, without_places
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
@@ -303,11 +303,11 @@ class Claimer:
         """Whether the engine must be told of other pools. How many places they have may wait."""
         if self._declared is None or self._cards is None:
             return False  # the one before has told them
-        return _without_places(self._declared) != _without_places(self._cards)
+        return without_places(self._declared) != without_places(self._cards)
 
     def _join(self) -> None:
         assert self._cards is not None
-        pools = tuple(map(_engine_card, self._cards))
+        pools = tuple(map(engine_card, self._cards))
         self._declared = self._cards
         self.tenure, self._epoch, self._server = 0, "", ""
         self._call(self._member, self._joined, "join", structs.replace(self._card, pools=pools))
@@ -566,20 +566,3 @@ class Claimer:
 
 
 def _nothing(_result: object) -> None: ...
-
-
-def _engine_card(card: wire.PoolCard) -> engine.PoolCard:
-    return engine.PoolCard(
-        card.name,
-        card.places,
-        card.tasks,
-        card.queue_size,
-        card.aging_ns,
-        card.max_crashes,
-        card.cache_ns,
-        card.debounce_ns,
-    )
-
-
-def _without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
-    return [structs.replace(card, places=0) for card in cards]

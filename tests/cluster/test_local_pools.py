@@ -204,6 +204,7 @@ def test_state_and_locks_of_local_pools_are_as_on_one_machine(node: Muster) -> N
         assert client.submit("own.remember", {"value": 3}).result(timeout=60) == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_hostile_clients_are_bounded_in_both_processes(node: Muster) -> None:
     """They ask for large results of local tasks, and do not read them."""

@@ -21,7 +21,7 @@ from musterd.ipc.wire.messages import (
     TaskView,
 )
 from musterd.supervisor.cluster import splitter as splitter_module
-from musterd.supervisor.cluster.engine import ChangeNote, Ended, Verdict
+from musterd.supervisor.cluster.engine import Changed, ChangeNote, Ended, Verdict
 from musterd.supervisor.cluster.gateway import AWAY_NS, IDLE_POLL_NS, Gateway
 from musterd.supervisor.cluster.sidecar_events import (
     AdviceAsked,
@@ -354,7 +354,7 @@ LOCAL, SHARED = Change("mine", "t1"), Change("ours", "t2", "d")
 def test_the_first_answer_has_the_changes_of_both_sides(bench: Bench) -> None:
     follow(bench)
     assert bench.say(wire.Changes([LOCAL], newest=True)) == []
-    out = bench.answer("changes", [ChangeNote(3, "ours", "t2", "d")])
+    out = bench.answer("changes", Changed((ChangeNote(3, "ours", "t2", "d"),), "5:5:"))
     assert out == [TellChanges(ANN, [LOCAL, SHARED])]
     news = wire.Changes([Change("mine", "t9")])
     assert bench.say(news) == [PassOn(ANN, encode(news))]
@@ -365,7 +365,7 @@ def test_while_the_engine_is_away_the_first_answer_has_those_of_this_machine(ben
     assert bench.say(wire.Changes([LOCAL], newest=True)) == []
     assert TellChanges(ANN, [LOCAL]) in bench.go_away()
     # What the engine says later would be taken for news.
-    out = bench.answer("changes", [ChangeNote(3, "ours", "t2", "d")])
+    out = bench.answer("changes", Changed((ChangeNote(3, "ours", "t2", "d"),), "5:5:"))
     assert not [each for each in out if isinstance(each, TellChanges)]
 
 
