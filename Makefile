@@ -1,4 +1,4 @@
-# make demo | make example | make test | make test-fast | make test-long | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-browser | make bench-peers | make chaos
+# make demo | make demo-cluster | make example | make test | make test-fast | make test-long | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-browser | make bench-peers | make bench-cluster | make chaos
 # make test-trixie | make test-forky | make install | make uninstall
 # (see README.md)
 #
@@ -30,15 +30,16 @@ DEBIAN_NODE := nodejs npm
 DEBIAN_SYSTEM := systemd dbus dbus-user-session libpam-systemd man-db curl sqlite3
 # To compare how musterd and curl treat answers that break HTTP.
 DEBIAN_CURL := curl
-# For tests/cluster, which start servers of their own. Debian's is not started (see debian-postgres).
+# For tests/cluster, demo-cluster and bench-cluster, which start servers of their own. Debian's is not started (see debian-postgres).
 DEBIAN_POSTGRES := postgresql
 # The other packages that a Debian in a folder needs to install and test musterd.
 DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
-.PHONY: help demo example test test-setup test-fast test-long coverage test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers chaos soak-browser screenshots clean install uninstall
+.PHONY: help demo demo-cluster example test test-setup test-fast test-long coverage test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers bench-cluster chaos soak-browser screenshots clean install uninstall
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
+	@echo "make demo-cluster  three nodes and a PostgreSQL here: 2,000 tasks, a node killed, one stopped, a restart"
 	@echo "make example    a bot that watches five exchanges (EXAMPLE=--demo presses the buttons for you)"
 	@echo "make test       set up, then run the test-suite (test-fast: unit tests and a short simulation)"
 	@echo "make test-long  the test-suite with storms, soaks, every combination and all seeds"
@@ -52,6 +53,7 @@ help:
 	@echo "make bench-web  memory of the web process, what it costs the supervisor, how fast it answers"
 	@echo "make bench-browser  pages per minute, recovery and memory of browsers, beside bare Playwright"
 	@echo "make bench-peers  the same tasks beside Celery, Dramatiq, RQ, Huey, arq, Parsl and two pools"
+	@echo "make bench-cluster  two nodes and a PostgreSQL, beside Procrastinate and Celery"
 	@echo "make install    as root: into $(PREFIX), with a systemd service (docs: README.md); make uninstall"
 	@echo "make soak-browser  300 pages with each backend: memory, processes, descriptors, files"
 	@echo "make screenshots  of the dashboard, into .screenshots; one of them into docs/images"
@@ -59,6 +61,9 @@ help:
 
 demo: $(VENV)/.browser
 	@$(BIN)/musterd demo
+
+demo-cluster: $(VENV)/.cluster | debian-postgres
+	@$(BIN)/python -m musterd.supervisor.demo.cluster $(DEMO)
 
 example: $(VENV)/.browser
 	@$(BIN)/python examples/promo_watch/run.py $(EXAMPLE)
@@ -150,6 +155,12 @@ PEERS := celery dramatiq rq huey arq parsl
 PEER_VENVS := .venv-peers
 bench-peers: $(VENV)/.base $(PEERS:%=$(PEER_VENVS)/%/.installed) $(PEER_VENVS)/redis-server
 	@$(BIN)/python bench/queues.py $(BENCH)
+
+# Two nodes and a PostgreSQL of its own, side by side with two of the peers. BENCH=--long adds a million
+# tasks beside a snapshot that is held open.
+CLUSTER_PEERS := procrastinate celery
+bench-cluster: $(VENV)/.cluster $(CLUSTER_PEERS:%=$(PEER_VENVS)/%/.installed) $(PEER_VENVS)/redis-server | debian-postgres
+	@$(BIN)/python bench/cluster.py $(BENCH)
 
 CHAOS_SECONDS ?= 120
 CHAOS_RESTARTS ?= 10000
@@ -284,6 +295,11 @@ $(PEER_VENVS)/redis-server:
 $(VENV)/.browser: $(VENV)/.base | debian-browser
 	@echo "installing the browser extra"
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[browser]'
+	@touch $@
+
+$(VENV)/.cluster: $(VENV)/.base
+	@echo "installing the cluster extra"
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[cluster]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.browser | debian-build

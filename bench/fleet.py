@@ -120,7 +120,7 @@ class Fleet:
         self.start()
         return self
 
-    def start(self) -> None:
+    def start(self, *, wait: bool = True) -> None:
         """Start the daemon in its existing folder, also again after it was killed."""
         config = self.folder / "bench.toml"
         config.write_text("# everything is given on the command line\n")
@@ -136,6 +136,8 @@ class Fleet:
                 cwd=self.folder,
                 env={**os.environ, "PYTHONPATH": _python_path()},
             )
+        if not wait:
+            return
         try:
             self._wait_until_up()
         except BaseException:
@@ -169,6 +171,11 @@ class Fleet:
             raise BenchError(
                 f"the daemon did not stop within {STOP_SECONDS:g} s:\n{self.log()}"
             ) from None
+
+    def wait(self) -> None:
+        """Wait for the end of a daemon that was killed."""
+        assert self._process is not None
+        self._process.wait(STOP_SECONDS)
 
     @property
     def pid(self) -> int:

@@ -57,13 +57,14 @@ def connect(url: str) -> Connection:
 
 
 def is_stale(connection: Connection) -> bool:
-    """Whether the server has closed a connection on which nothing is under way."""
+    """Whether the server has said something on a connection on which nothing is under way.
+
+    That is how it says that the connection ends; whatever else it may be, a new one does no harm.
+    """
     try:
-        while select.select([connection.fileno()], [], [], 0)[0]:
-            connection.pgconn.consume_input()
+        return bool(select.select([connection.fileno()], [], [], 0)[0])
     except (psycopg.Error, OSError, ValueError):
         return True
-    return False
 
 
 def be_alone(connection: Connection, number: int) -> None:

@@ -1,7 +1,8 @@
 """Run `musterd demo`: the main job on a sample site, from start to clean shutdown.
 
-The demo drives a real daemon as a user would.
+The demo drives a real daemon as a user would. `cluster` drives three of them and a PostgreSQL
+(`make demo-cluster`).
 
-May import: api, ctl, ipc.client, ipc.errors, ipc.wire.
+May import: api, cluster, core.model, ctl, ipc.client, ipc.errors, ipc.wire.
 Not for: anything the daemon uses.
 """

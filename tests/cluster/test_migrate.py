@@ -272,7 +272,7 @@ def test_a_daemon_without_a_cluster_loads_nothing_of_it() -> None:
     assert done.stdout.decode().strip() == "[]"
 
 
-def test_only_the_sidecar_and_musterctl_name_the_room_of_the_cluster() -> None:
+def test_only_the_sidecar_musterctl_and_the_demo_name_the_room_of_the_cluster() -> None:
     root = Path(__file__).resolve().parents[2]
     naming = [
         path.relative_to(root)
@@ -283,6 +283,7 @@ def test_only_the_sidecar_and_musterctl_name_the_room_of_the_cluster() -> None:
     assert {path.parts[:2] for path in naming} == {
         ("supervisor", "cluster"),
         ("supervisor", "ctl"),
+        ("supervisor", "demo"),  # make demo-cluster
         ("supervisor", "node"),
     }
 

@@ -35,7 +35,7 @@ class ClusterRules:
     def __init__(self, state: State) -> None:
         self._state = state
         self._wanted = 0  # the version that the membership names
-        self._version = 0  # of what is known here
+        self.version = 0  # of what is known here
         self._policy: ClusterPolicy | None = None  # None: nothing is applied
         self._heard = False
         self._said: tuple[int, tuple[str, ...]] | None = None
@@ -43,14 +43,14 @@ class ClusterRules:
     @property
     def known(self) -> bool:
         """Whether this node knows the policy of the cluster."""
-        return self._version >= self._wanted
+        return self.version >= self._wanted
 
     def named(self, version: int) -> None:
         self._wanted = version
 
     def shared(self, event: events.PolicyShared) -> None:
         """Take over the policy of the cluster; one that cannot be read changes nothing."""
-        self._version, self._heard = event.version, True
+        self.version, self._heard = event.version, True
         if event.policy is not None:
             self._policy = event.policy if event.version else None
         else:
@@ -66,9 +66,9 @@ class ClusterRules:
         schedules = tuple([each for each in policy.schedules if is_shared(policy, each)])
         local = shared_policy(policy, schedules)
         keys = tuple(differences(local, self._policy or ClusterPolicy()))
-        if (self._version, keys) == self._said:
+        if (self.version, keys) == self._said:
             return
-        self._said = (self._version, keys)
+        self._said = (self.version, keys)
         if keys and self._policy is None:
             why = (
                 f"{_shown(keys)}: each machine has its own, and schedules of the cluster's pools "
@@ -77,7 +77,7 @@ class ClusterRules:
             self._state.report("cluster.policy_missing", "warning", reason=why)
         elif keys:
             why = (
-                f"{_shown(keys)}: policy {self._version} of the cluster holds for its pools, see "
+                f"{_shown(keys)}: policy {self.version} of the cluster holds for its pools, see "
                 "musterctl cluster show: change it there, or remove these keys here"
             )
             self._state.report("cluster.policy_differs", "warning", reason=why)

@@ -10,6 +10,7 @@ hold:
 - a site never has more attempts than places when one is granted;
 - no attempt is given to a worker after it has expired, or after the lease of its node;
 - a node is granted no more than it wants, and keeps no end that was confirmed;
+- each node gets to know the policy that is applied last;
 - each due time of a schedule is run once, and no run begins beside its last (cluster_timetable.py);
 - what handlers share is as shared_watch.py says;
 - a node that shuts down leaves nothing behind.
@@ -92,13 +93,14 @@ class Faults(Struct, frozen=True):
     cancels: int = 0
     drains: int = 0
     lost: float = 0.0  # chance that an answer of the engine is lost
+    applies: int = 0  # of another policy
 
 
 KINDS: tuple[tuple[Profile, Faults], ...] = (
     (QUIET, Faults()),
-    (QUIET, Faults(lost=0.1, sidecar_deaths=3, cuts=2, freezes=3)),
+    (QUIET, Faults(lost=0.1, sidecar_deaths=3, cuts=2, freezes=3, applies=2)),
     (ROUGH, Faults(cancels=5, pauses=2)),
-    (ROUGH, Faults(2, 3, 3, 2, 1, 2, 3, 2, 1, 5, 1, 0.08)),
+    (ROUGH, Faults(2, 3, 3, 2, 1, 2, 3, 2, 1, 5, 1, 0.08, 2)),
 )
 
 
@@ -530,6 +532,7 @@ class ClusterWorld:
             (faults.pauses, self._pause),
             (faults.cancels, self._cancel),
             (faults.drains, self._drain),
+            (faults.applies, self._apply),
             (self.profile.kills, self._kill_worker),
         )
         for count, call in planned:
@@ -537,6 +540,13 @@ class ClusterWorld:
                 self.after(self.delay(100 * MS, FAULTS_NS), call)
         self.after(FAULTS_NS, self._calm_down)
         self.after(TICK_NS, self._tick)
+
+    def _apply(self) -> None:
+        """Other retries, which each node gets to know; schedules go on as they are."""
+        found = self.engine.policy()
+        retry = RetryPolicy(self.rng.randint(1, 3), found.policy.retry.backoff)
+        self.engine.apply(structs.replace(found.policy, retry=retry), found.version)
+        self._notify(NodeNotified())
 
     def some_node(self) -> Node:
         return self.rng.choice(self.nodes)
@@ -661,11 +671,10 @@ class ClusterWorld:
             node.put_in_order()
         left = [id_ for id_ in self.accepted if id_ not in self.finals]
         left += [f"lock {name}" for name in self.engine.board.locks]
-        if (
-            not left
-            and self.timetable.is_paused
-            and all(node.up and node.fleet.phase == Phase.UP for node in self.nodes)
-        ):
+        version = self.engine.policy().version
+        known = all(node.up and node.fleet._claims.rules.version == version for node in self.nodes)
+        rests = not left and known and self.timetable.is_paused
+        if rests and all(node.up and node.fleet.phase == Phase.UP for node in self.nodes):
             for node in self.nodes:
                 node.over = True
                 node.tell(events.ShutdownRequested("the end"))

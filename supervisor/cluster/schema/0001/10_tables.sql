@@ -21,6 +21,13 @@
 -- row that somebody else has locked, and `head` never passes a task. New tasks and new lanes are
 -- inserted without that lock, because a submit waits for the disk: wake_1, after its commit, brings
 -- their lanes back into the ring. What a dead client did not wake, tick_1 does.
+--
+-- Plans are made once in a session, often for an empty table, where every index looks alike. So a
+-- statement leaves no choice (tests/cluster/test_plans.py). Where tasks are found by ids, sites or
+-- classes, `state + 0` keeps it from the indexes of a state, which are full of dead entries.
+-- Whether there is a task or a site is asked by a LIMIT 1: an EXISTS may read all of them at once.
+-- An instant is compared by a variable: clock() is volatile, and no index is searched for it.
+-- Functions that are called often are in PL/pgSQL, which keeps plans; SQL makes a plan at each call.
 
 CREATE TABLE meta (
   one bool PRIMARY KEY DEFAULT true CHECK (one),
@@ -30,6 +37,10 @@ CREATE TABLE meta (
 
 CREATE SEQUENCE seq;
 CREATE SEQUENCE tenure_seq AS int;
+-- When somebody looked at everything, in milliseconds (is_turn).
+CREATE SEQUENCE tidied;
+CREATE SEQUENCE shut_seen;
+CREATE SEQUENCE repaired;
 
 CREATE TABLE node (
   identity text PRIMARY KEY, name text NOT NULL, tenure int NOT NULL,  -- 0: it has left
@@ -101,7 +112,7 @@ CREATE INDEX live_cancel ON live (tenure) WHERE state = 1 AND cancel;
 CREATE INDEX live_held ON live (held) WHERE held IS NOT NULL;
 CREATE INDEX live_held_class ON live (held_class) WHERE held_class IS NOT NULL;
 CREATE INDEX live_waiting ON live (ready_at) WHERE state = 2;
-CREATE INDEX live_unpaid ON live (lane) WHERE state = 2 AND give_up_at IS NOT NULL;
+CREATE INDEX live_unpaid ON live (lane) WHERE give_up_at IS NOT NULL;
 CREATE INDEX live_expiring ON live (expires_at) WHERE expires_at IS NOT NULL AND state <> 1;
 CREATE INDEX live_key ON live (key) WHERE key IS NOT NULL;
 CREATE INDEX live_progress ON live (progress_at) WHERE progress_at IS NOT NULL;
@@ -196,7 +207,7 @@ CREATE FUNCTION span(ns bigint) RETURNS interval LANGUAGE sql IMMUTABLE AS
 CREATE FUNCTION ns(i interval) RETURNS bigint LANGUAGE sql IMMUTABLE AS
   'SELECT (extract(epoch FROM i) * 1000000000)::bigint';
 CREATE FUNCTION me() RETURNS oid LANGUAGE sql STABLE AS
-  'SELECT r.oid FROM pg_roles r WHERE r.rolname = session_user';
+  'SELECT to_regrole(quote_ident(session_user))::oid';
 -- The role that may see only its own tasks; NULL for nodes and administrators, who see all.
 CREATE FUNCTION only_mine() RETURNS oid LANGUAGE sql STABLE AS $$
   SELECT CASE WHEN NOT (pg_has_role(session_user, @node_name@, 'MEMBER')

@@ -64,19 +64,19 @@ BEGIN
     END IF;
     IF s.state = 'half-open' THEN
       SELECT count(*) INTO places FROM live v
-      WHERE v.held = l.target AND v.state = 1 AND v.probe = s.round;
+      WHERE v.held = l.target AND v.state + 0 = 1 AND v.probe = s.round;
       allow := least(allow, (s.breaker ->> 'probes')::int - places);
     ELSIF s.state IN ('open', 'forced-open') THEN
       allow := 0;
       wake := CASE s.state WHEN 'open' THEN s.open_until END;
     END IF;
     IF s.max_concurrent > 0 AND allow > 0 THEN
-      SELECT count(*) INTO places FROM live v WHERE v.held = l.target AND v.state = 1;
+      SELECT count(*) INTO places FROM live v WHERE v.held = l.target AND v.state + 0 = 1;
       allow := least(allow, s.max_concurrent - places);
     END IF;
   END IF;
   IF c.name IS NOT NULL AND allow > 0 THEN
-    SELECT count(*) INTO places FROM live v WHERE v.held_class = l.class AND v.state = 1;
+    SELECT count(*) INTO places FROM live v WHERE v.held_class = l.class AND v.state + 0 = 1;
     allow := least(allow, c.max_concurrent - places);
   END IF;
   IF s.cost IS NOT NULL AND allow > 0 THEN
@@ -150,9 +150,9 @@ BEGIN
           array_agg(x.gated ORDER BY x.lane) INTO ring, heads, gates
         FROM (
           SELECT y.lane, y.head,
-            (y.target <> '' AND EXISTS (SELECT FROM site s WHERE s.target = y.target))
-            OR (y.class <> '' AND EXISTS (
-              SELECT FROM class c WHERE c.name = y.class AND c.max_concurrent > 0)) AS gated
+            (y.target <> '' AND (SELECT true FROM site s WHERE s.target = y.target LIMIT 1))
+            OR (y.class <> '' AND (SELECT true FROM class c
+              WHERE c.name = y.class AND c.max_concurrent > 0 LIMIT 1)) AS gated
           FROM lane y WHERE y.pool = p_pool AND y.level = p_level AND y.state = 'r'
             AND y.lane > low AND y.lane <= high
           ORDER BY y.pool, y.level, y.lane LIMIT cap) x;
@@ -186,7 +186,9 @@ BEGIN
           stands AS MATERIALIZED (
             SELECT setval(place, ring[max(t.o)]), max(t.o) AS o, count(*) AS n FROM taken t
             HAVING count(*) > 0),
-          moved AS (   -- heads move on now and then; lanes that had nothing leave a long ring
+          -- Heads move on after some thousand tasks: each move leaves a dead row, which all who read
+          -- the lane have to pass while a snapshot is held. Lanes without a task leave a long ring.
+          moved AS (
             UPDATE lane x SET head = coalesce(g.top, x.head),
               state = CASE WHEN g.k = 0 THEN 'e' ELSE 'r' END::"char"
             FROM (
@@ -198,7 +200,7 @@ BEGIN
                 cardinality(ring))
               GROUP BY 1, 2) g
             WHERE x.lane = g.l AND p_names IS NULL AND p_older IS NULL
-              AND ((g.k = 0 AND cardinality(ring) >= 64) OR g.top > g.h + 64 * cardinality(ring)))
+              AND ((g.k = 0 AND cardinality(ring) >= 64) OR g.top > g.h + 8192 * cardinality(ring)))
           SELECT t.id, t.claim, t.attempt, t.crashes, t.interruptions, y.class, false,
             CASE WHEN t.expires_at IS NULL THEN 0 ELSE greatest(1, ns(t.expires_at - now_)) END,
             t.name, t.args, t.priority, y.target, t.key, (t.opts).timeout_ns,
@@ -271,20 +273,29 @@ BEGIN
   END LOOP;
 END $$;
 
+-- Lock claimed tasks in the order of their ids: an UPDATE of several may take another one.
+CREATE FUNCTION lock_claims(p_tenure int, p_ids text[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  PERFORM FROM live x WHERE x.id = ANY (p_ids) AND x.state + 0 = 1 AND x.tenure = p_tenure
+  ORDER BY x.id FOR UPDATE;
+END $$;
+
 CREATE FUNCTION begun_1(p_tenure int, p_ids text[], p_claims bigint[]) RETURNS void
 LANGUAGE sql AS $$
-  UPDATE live v SET begun = true
-  FROM (SELECT * FROM unnest(p_ids, p_claims) AS u(id, claim) ORDER BY u.id) u
-  WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure AND v.claim = u.claim $$;
+  SELECT lock_claims(p_tenure, p_ids);
+  UPDATE live v SET begun = true FROM unnest(p_ids, p_claims) AS u(id, claim)
+  WHERE v.id = u.id AND v.state + 0 = 1 AND v.tenure = p_tenure AND v.claim = u.claim $$;
 
 -- Those that joined a task show its progress (tasks_seen). Returns those for which it is too early.
 CREATE FUNCTION progress_1(p_tenure int, p_ids text[], p_fractions real[], p_texts text[])
 RETURNS SETOF text LANGUAGE sql AS $$
+  SELECT lock_claims(p_tenure, p_ids);
   WITH noted AS (
     UPDATE live v SET fraction = u.fraction, progress = u.text, progress_at = clock()
-    FROM (SELECT * FROM unnest(p_ids, p_fractions, p_texts) AS u(id, fraction, text) ORDER BY u.id) u
-    WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure
+    FROM unnest(p_ids, p_fractions, p_texts) AS u(id, fraction, text)
+    WHERE v.id = u.id AND v.state + 0 = 1 AND v.tenure = p_tenure
       AND (v.progress_at IS NULL OR v.progress_at <= clock() - interval '1s')
     RETURNING v.id)
-  SELECT v.id FROM live v WHERE v.id = ANY (p_ids) AND v.state = 1 AND v.tenure = p_tenure
+  SELECT v.id FROM live v WHERE v.id = ANY (p_ids) AND v.state + 0 = 1 AND v.tenure = p_tenure
     AND v.id NOT IN (SELECT n.id FROM noted n) $$;

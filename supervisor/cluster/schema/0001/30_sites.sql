@@ -157,9 +157,10 @@ CREATE FUNCTION sites_1() RETURNS TABLE (target text, breaker text, open_for big
   inside bigint, reopenings int, waiting bigint) LANGUAGE sql STABLE AS $$
   SELECT s.target, s.state,
     CASE WHEN s.state = 'open' THEN greatest(0, ns(s.open_until - clock())) ELSE 0 END, s.failures,
-    (SELECT count(*) FROM live v WHERE v.held = s.target AND v.state = 1), s.reopenings,
-    (SELECT count(*) FROM (SELECT FROM lane l JOIN live v ON v.lane = l.lane AND v.state = 0
-      WHERE l.target = s.target LIMIT 1000) w)
+    (SELECT count(*) FROM live v WHERE v.held = s.target AND v.state + 0 = 1), s.reopenings,
+    (SELECT count(*) FROM (SELECT FROM lane l, LATERAL (
+        SELECT FROM live v WHERE v.lane = l.lane AND v.state = 0 LIMIT 1000) v
+      WHERE l.target = s.target AND l.target <> '' LIMIT 1000) w)
   FROM (SELECT * FROM site x WHERE x.max_concurrent > 0 OR x.cost IS NOT NULL OR NOT is_as_new(x)
     ORDER BY x.state = 'closed', x.target LIMIT 1000) s
   ORDER BY s.target $$;

@@ -6,9 +6,9 @@ CREATE TYPE told AS (id text, waiter bigint, state smallint, lane int, held text
 CREATE FUNCTION lock_keys(p_ids text[]) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
-  IF EXISTS (SELECT FROM live v WHERE v.id = ANY (p_ids) AND v.key IS NOT NULL) THEN
+  IF (SELECT count(v.key) FROM live v WHERE v.id = ANY (p_ids)) > 0 THEN
     PERFORM FROM key k WHERE k.key IN (
-      SELECT v.key FROM live v WHERE v.id = ANY (p_ids) AND v.key IS NOT NULL)
+      SELECT v.key FROM live v WHERE v.id = ANY (p_ids))
     ORDER BY k.key FOR UPDATE;
   END IF;
 END $$;
@@ -20,13 +20,13 @@ CREATE FUNCTION schedule_of(p_id text) RETURNS text LANGUAGE sql IMMUTABLE AS
 -- Lock the last results of the schedules that made these tasks, or tasks that joined them.
 CREATE FUNCTION lock_digests(p_ids text[]) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE names text[];
+DECLARE keys text[]; names text[];
 BEGIN
+  SELECT array_agg(DISTINCT x.key) INTO keys FROM live x WHERE x.id = ANY (p_ids);
   SELECT array_agg(s.name ORDER BY s.name) INTO names FROM schedule s
   WHERE s.notify AND s.name IN (
     SELECT schedule_of(u.i) FROM unnest(p_ids) u(i) WHERE u.i LIKE '@%'
-    UNION SELECT schedule_of(x.id) FROM live w JOIN live x ON x.key = w.key
-    WHERE w.id = ANY (p_ids) AND x.id LIKE '@%');
+    UNION SELECT schedule_of(x.id) FROM live x WHERE x.key = ANY (keys) AND left(x.id, 1) = '@');
   IF names IS NULL THEN RETURN; END IF;
   INSERT INTO digest SELECT n, '' FROM unnest(names) n ORDER BY 1 ON CONFLICT DO NOTHING;
   PERFORM FROM digest d WHERE d.schedule = ANY (names) ORDER BY d.schedule FOR UPDATE;
@@ -204,14 +204,14 @@ DECLARE u record; v live; l lane; worker_ text; s site; slow bool; cleared text[
 BEGIN
   PERFORM lock_keys(p_ids);
   SELECT bool_or(e.kind <> 0 OR x.key IS NOT NULL OR x.held IS NOT NULL OR x.held_class IS NOT NULL
-    OR e.clears IS NOT NULL OR e.keeps OR x.id LIKE '@%' OR EXISTS (
-      SELECT FROM lane y JOIN site z ON z.target = y.target
-      WHERE y.lane = x.lane AND y.target <> '')) INTO slow
+    OR e.clears IS NOT NULL OR e.keeps OR x.id LIKE '@%' OR (
+      SELECT (SELECT true FROM site z WHERE z.target = y.target LIMIT 1)
+      FROM lane y WHERE y.lane = x.lane AND y.target <> '')) INTO slow
   FROM unnest(p_ids, p_kinds, p_clears, p_keeps) AS e(id, kind, clears, keeps)
   JOIN live x ON x.id = e.id;
   IF slow THEN
     PERFORM FROM live x
-    WHERE x.id = ANY (p_ids) AND x.state = 1 AND x.tenure = p_tenure ORDER BY x.id FOR UPDATE;
+    WHERE x.id = ANY (p_ids) AND x.state + 0 = 1 AND x.tenure = p_tenure ORDER BY x.id FOR UPDATE;
     PERFORM lock_digests(p_ids);
   END IF;
   -- Most ends concern nobody else: all of them in one statement, in the order of their ids.
@@ -220,11 +220,11 @@ BEGIN
     DELETE FROM live x USING (
       SELECT * FROM unnest(p_ids, p_claims, p_kinds, p_values, p_runs, p_clears, p_keeps)
         AS e(id, claim, kind, value, run_ns, clears, keeps) ORDER BY e.id) e
-    WHERE x.id = e.id AND x.state = 1 AND x.tenure = p_tenure AND x.claim = e.claim
+    WHERE x.id = e.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = e.claim
       AND e.kind = 0 AND x.key IS NULL AND e.clears IS NULL AND e.keeps IS NOT TRUE
       AND x.held IS NULL AND x.id NOT LIKE '@%'
-      AND NOT EXISTS (SELECT FROM lane y JOIN site z ON z.target = y.target
-        WHERE y.lane = x.lane AND y.target <> '')
+      AND (SELECT (SELECT true FROM site z WHERE z.target = y.target LIMIT 1)
+        FROM lane y WHERE y.lane = x.lane AND y.target <> '') IS NULL
     RETURNING x.*, e.value, e.run_ns),
   counted AS (
     INSERT INTO tally SELECT y.pool, -count(*) FROM gone g JOIN lane y ON y.lane = g.lane
@@ -244,12 +244,12 @@ BEGIN
       p_unwell, p_afters, p_retries, p_patience, p_clears, p_keeps)
       AS e(id, claim, kind, value, run_ns, failure, error, unwell, retry_after, retry_ns, patience,
         clears, keeps)
-    JOIN live x ON x.id = e.id AND x.state = 1 AND x.tenure = p_tenure AND x.claim = e.claim
+    JOIN live x ON x.id = e.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = e.claim
     JOIN lane y ON y.lane = x.lane
     ORDER BY y.target, e.id
   LOOP
     SELECT * INTO v FROM live x
-    WHERE x.id = u.id AND x.state = 1 AND x.tenure = p_tenure AND x.claim = u.claim;
+    WHERE x.id = u.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = u.claim;
     CONTINUE WHEN NOT FOUND;
     SELECT * INTO l FROM lane x WHERE x.lane = v.lane;
     IF u.failure IS NOT NULL THEN

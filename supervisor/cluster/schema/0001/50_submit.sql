@@ -58,8 +58,10 @@ BEGIN
 END $$;
 
 -- Everything that can be said about a batch without looking at what is queued.
-CREATE FUNCTION checked(p_sent sent[]) RETURNS sent[] LANGUAGE sql STABLE AS $$
-  SELECT array_agg((x.o, x.id, x.name, x.args, x.priority, x.target, x.key, x.opts, p.pool,
+CREATE FUNCTION checked(p_sent sent[]) RETURNS sent[] LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN (SELECT array_agg((x.o, x.id, x.name, x.args, x.priority, x.target, x.key, x.opts, p.pool,
     coalesce((x.opts).policy, CASE WHEN x.target <> '' THEN coalesce(t.class, d.class) END, ''),
     r.refused, r.why)::sent ORDER BY x.o)
   FROM unnest(p_sent) x
@@ -78,33 +80,43 @@ CREATE FUNCTION checked(p_sent sent[]) RETURNS sent[] LANGUAGE sql STABLE AS $$
         format('no node has a pool for ''%s''; tasks are named POOL.METHOD', x.name)
       WHEN NOT EXISTS (SELECT FROM node_task n WHERE n.name = x.name) THEN
         format('no node has a task ''%s''', x.name)
-      ELSE format('there is no class ''%s''', (x.opts).policy) END AS why) r $$;
+      ELSE format('there is no class ''%s''', (x.opts).policy) END AS why) r);
+END $$;
 
-CREATE FUNCTION has_room(p_pool int, p_priority int) RETURNS bool LANGUAGE sql STABLE AS $$
-  SELECT p.counted < p.queue_size - p.queue_size * CASE p_priority WHEN 0 THEN 0 WHEN 1 THEN 2
-    ELSE 5 END / 100 FROM pool p WHERE p.pool = p_pool $$;
+CREATE FUNCTION has_room(p_pool int, p_priority int) RETURNS bool LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN (SELECT p.counted < p.queue_size - p.queue_size * CASE p_priority WHEN 0 THEN 0 WHEN 1 THEN 2
+    ELSE 5 END / 100 FROM pool p WHERE p.pool = p_pool);
+END $$;
 
 -- Give lanes to tasks; new ones are made.
-CREATE FUNCTION lanes_for(p_sent sent[]) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION lanes_for(p_sent sent[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
   INSERT INTO lane (pool, level, target, class, on_open)
   SELECT DISTINCT x.pool, x.priority, x.target, x.class, coalesce((x.opts).on_open, '')
   FROM unnest(p_sent) x
-  WHERE x.refused IS NULL AND NOT EXISTS (
-    SELECT FROM lane l WHERE l.pool = x.pool AND l.level = x.priority AND l.target = x.target
-      AND l.class = x.class AND l.on_open = coalesce((x.opts).on_open, ''))
-  ORDER BY 1, 2, 3, 4, 5 ON CONFLICT DO NOTHING $$;
+  WHERE x.refused IS NULL AND (
+    SELECT true FROM lane l WHERE l.pool = x.pool AND l.level = x.priority AND l.target = x.target
+      AND l.class = x.class AND l.on_open = coalesce((x.opts).on_open, '') LIMIT 1) IS NULL
+  ORDER BY 1, 2, 3, 4, 5 ON CONFLICT DO NOTHING;
+END $$;
 
 -- Sites that the policy limits have a row from their first task on.
-CREATE FUNCTION sites_for(p_lanes int[]) RETURNS void LANGUAGE sql AS $$
+CREATE FUNCTION sites_for(p_lanes int[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
   INSERT INTO site SELECT (s.row).* FROM (
     SELECT DISTINCT ON (l.target) site_as_new(l.target, l.class) AS row
     FROM lane l WHERE l.lane = ANY (p_lanes) AND l.target <> ''
-      AND NOT EXISTS (SELECT FROM site x WHERE x.target = l.target)
+      AND (SELECT true FROM site x WHERE x.target = l.target LIMIT 1) IS NULL
       AND ((SELECT t.limited FROM target t WHERE t.target IN (l.target, '*')
             ORDER BY t.target = '*' LIMIT 1)
         OR (SELECT p.windows FROM policy p ORDER BY p.version DESC LIMIT 1))
     ORDER BY l.target) s
-  WHERE (s.row).limited ORDER BY (s.row).target ON CONFLICT DO NOTHING $$;
+  WHERE (s.row).limited ORDER BY (s.row).target ON CONFLICT DO NOTHING;
+END $$;
 
 CREATE FUNCTION take_keyed(p_sent sent[], p_waiter bigint, p_owner oid, p_fresh bool)
 RETURNS SETOF verdict LANGUAGE plpgsql AS $$
@@ -220,13 +232,17 @@ BEGIN
     SELECT array_agg(new.id), min(new.seq), array_agg(DISTINCT new.lane) INTO inserted, low, lanes
     FROM new;
     PERFORM sites_for(lanes);
-    INSERT INTO tally SELECT x.pool, count(*) FROM unnest(all_) x
-    WHERE x.id = ANY (inserted) GROUP BY x.pool;
-    SELECT array_agg((x.o, 'known', NULL, NULL, 0, NULL, NULL, NULL, NULL)::verdict) INTO more
-    FROM (SELECT y.o, y.id, row_number() OVER (PARTITION BY y.id ORDER BY y.o) AS n
-      FROM unnest(all_) y) x
-    WHERE x.n > 1 OR x.id <> ALL (coalesce(inserted, '{}'));
-    odd := odd || more;
+    IF cardinality(inserted) = cardinality(all_) THEN
+      INSERT INTO tally SELECT x.pool, count(*) FROM unnest(all_) x GROUP BY x.pool;
+    ELSE
+      INSERT INTO tally SELECT x.pool, count(*) FROM unnest(all_) x
+      WHERE x.id = ANY (inserted) GROUP BY x.pool;
+      SELECT array_agg((x.o, 'known', NULL, NULL, 0, NULL, NULL, NULL, NULL)::verdict) INTO more
+      FROM (SELECT y.o, y.id, row_number() OVER (PARTITION BY y.id ORDER BY y.o) AS n
+        FROM unnest(all_) y) x
+      WHERE x.n > 1 OR x.id <> ALL (coalesce(inserted, '{}'));
+      odd := odd || more;
+    END IF;
   END IF;
   IF keyed THEN
     DELETE FROM key k WHERE k.leader IS NULL AND k.key IN (SELECT x.key FROM unnest(p_sent) x);

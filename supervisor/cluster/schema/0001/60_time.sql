@@ -1,25 +1,36 @@
 -- What happens under the locks of pools: lanes come back, tasks become ready, tasks are withdrawn.
 
-CREATE FUNCTION lock_pools(p_pools int[]) RETURNS void LANGUAGE sql AS $$
-  SELECT pg_advisory_xact_lock(@lock_1@, x.p) FROM (
-    SELECT DISTINCT u.p FROM unnest(p_pools) u(p) ORDER BY 1) x $$;
+CREATE FUNCTION lock_pools(p_pools int[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  PERFORM pg_advisory_xact_lock(@lock_1@, x.p) FROM (
+    SELECT DISTINCT u.p FROM unnest(p_pools) u(p) ORDER BY 1) x;
+END $$;
 
-CREATE FUNCTION pools_of(p_ids text[]) RETURNS int[] LANGUAGE sql STABLE AS $$
-  SELECT array_agg(DISTINCT l.pool) FROM live v JOIN lane l ON l.lane = v.lane
-  WHERE v.id = ANY (p_ids) $$;
+CREATE FUNCTION pools_of(p_ids text[]) RETURNS int[] LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN (SELECT array_agg(DISTINCT l.pool) FROM live v JOIN lane l ON l.lane = v.lane
+  WHERE v.id = ANY (p_ids));
+END $$;
 
 -- Queue waiting tasks whose time has come, and bring their lanes back. Their pools are locked.
-CREATE FUNCTION queue(p_ids text[]) RETURNS int LANGUAGE sql AS $$
+CREATE FUNCTION queue(p_ids text[]) RETURNS int LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE n int;
+BEGIN
   WITH ready AS (
     UPDATE live v SET state = 0, queued_at = clock()
-    WHERE v.id = ANY (p_ids) AND v.state = 2 AND v.ready_at <= clock() AND v.give_up_at IS NULL
+    WHERE v.id = ANY (p_ids) AND v.state + 0 = 2 AND v.ready_at <= clock() AND v.give_up_at IS NULL
     RETURNING v.lane, v.seq),
   woken AS (
     UPDATE lane x SET head = least(x.head, r.low - 1),
       state = CASE x.state WHEN 'e' THEN 'r' ELSE x.state END
     FROM (SELECT lane, min(seq) AS low FROM ready GROUP BY 1) r
     WHERE x.lane = r.lane AND (x.state = 'e' OR x.head >= r.low))
-  SELECT count(*)::int FROM ready $$;
+  SELECT count(*) INTO n FROM ready;
+  RETURN n;
+END $$;
 
 -- Raise tasks to the level of the most urgent one that waits for them. Their pools are locked.
 CREATE FUNCTION hasten(p_ids text[]) RETURNS void LANGUAGE plpgsql AS $$
@@ -64,7 +75,7 @@ BEGIN
   FOR how IN
     SELECT x.id, y.target, on_open_of(y) AS on_open, s.state FROM live x
     JOIN lane y ON y.lane = x.lane JOIN site s ON s.target = y.target
-    WHERE x.id = ANY (ids) AND x.state = 0 ORDER BY x.id
+    WHERE x.id = ANY (ids) AND x.state + 0 = 0 ORDER BY x.id
   LOOP
     SELECT * INTO v FROM live x WHERE x.id = how.id FOR UPDATE;
     RETURN QUERY SELECT * FROM end_task(v, (5, '', failure('open', '', format(
@@ -80,8 +91,11 @@ CREATE FUNCTION on_open_of(l lane) RETURNS text LANGUAGE sql STABLE AS $$
     (SELECT nullif(c.on_open, '') FROM class c WHERE c.name = l.class), 'wait') $$;
 
 -- Let everybody know that these pools have work.
-CREATE FUNCTION notify_pools(p_pools int[]) RETURNS void LANGUAGE sql AS $$
-  SELECT pg_notify(current_schema() || '_pool', p.name) FROM pool p WHERE p.pool = ANY (p_pools) $$;
+CREATE FUNCTION notify_pools(p_pools int[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  PERFORM pg_notify(current_schema() || '_pool', p.name) FROM pool p WHERE p.pool = ANY (p_pools);
+END $$;
 
 -- After the commit of whatever changed it: lanes come back into the ring, tasks are queued or
 -- hastened, nodes and those who wait (p_told) are told. It does not wait for the disk: tick_1 would do the same.
@@ -93,10 +107,14 @@ DECLARE lanes int[]; pools int[]; ended bool := false; t told; mine oid := only_
   before text := current_setting('synchronous_commit');
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
-  SELECT array_agg(l.lane) INTO lanes FROM lane l WHERE l.target = ANY (p_targets);
+  SELECT array_agg(l.lane) INTO lanes FROM lane l
+  WHERE l.target = ANY (p_targets) AND l.target <> '';
   lanes := lanes || p_lanes;
-  SELECT array_agg(DISTINCT l.pool) INTO pools FROM lane l
-  WHERE l.lane = ANY (lanes) OR (l.class = ANY (p_classes) AND l.class <> '' AND l.state = 'p');
+  SELECT array_agg(l.pool) INTO pools FROM lane l WHERE l.lane = ANY (lanes);
+  IF p_classes IS NOT NULL THEN
+    pools := pools || ARRAY(SELECT l.pool FROM lane l
+      WHERE l.class = ANY (p_classes) AND l.class <> '' AND l.state = 'p');
+  END IF;
   pools := pools || pools_of(p_ready || p_hasten || p_known);
   PERFORM pg_notify(current_schema() || '_waiter_' || w, '') FROM unnest(p_told) w;
   IF pools IS NULL THEN RETURN; END IF;
@@ -121,7 +139,7 @@ BEGIN
     UPDATE live v SET waiter = p_waiter
     WHERE v.id = ANY (p_known) AND v.waiter = 0 AND (mine IS NULL OR v.owner = mine);
   END IF;
-  PERFORM queue(p_ready);
+  IF p_ready IS NOT NULL THEN PERFORM queue(p_ready); END IF;
   FOR t IN SELECT * FROM end_impatient(lanes || (
     SELECT array_agg(v.lane) FROM live v WHERE v.id = ANY (p_ready))) LOOP
     ended := true;
@@ -158,10 +176,10 @@ END $$;
 
 CREATE FUNCTION expire() RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE ids text[]; v live;
+DECLARE ids text[]; v live; now_ timestamptz := clock();
 BEGIN
   SELECT array_agg(x.id) INTO ids FROM (SELECT v.id FROM live v
-    WHERE v.expires_at <= clock() AND v.state <> 1 ORDER BY v.expires_at LIMIT 1000) x;
+    WHERE v.expires_at <= now_ AND v.state <> 1 ORDER BY v.expires_at LIMIT 1000) x;
   IF ids IS NULL THEN RETURN; END IF;
   PERFORM lock_pools(pools_of(ids));
   PERFORM lock_keys(ids);
@@ -178,13 +196,13 @@ CREATE FUNCTION pay() RETURNS SETOF told LANGUAGE plpgsql AS $$
 DECLARE ids text[]; u record; v live; why text;
 BEGIN
   SELECT array_agg(x.id) INTO ids FROM (SELECT v.id FROM live v
-    WHERE v.state = 2 AND v.give_up_at IS NOT NULL LIMIT 1000) x;
+    WHERE v.state + 0 = 2 AND v.give_up_at IS NOT NULL LIMIT 1000) x;
   IF ids IS NULL THEN RETURN; END IF;
   PERFORM lock_keys(ids);
   PERFORM FROM live x WHERE x.id = ANY (ids) ORDER BY x.id FOR UPDATE;
   FOR u IN
     SELECT x.id, x.give_up_at, y.target, y.class FROM live x JOIN lane y ON y.lane = x.lane
-    WHERE x.id = ANY (ids) AND x.state = 2 AND x.give_up_at IS NOT NULL
+    WHERE x.id = ANY (ids) AND x.state + 0 = 2 AND num_nulls(x.give_up_at) = 0
     ORDER BY y.target, y.level, x.seq
   LOOP
     IF site_pays(u.target, u.class) THEN
@@ -200,10 +218,10 @@ END $$;
 
 CREATE FUNCTION ready() RETURNS int LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE ids text[]; pools int[]; n int;
+DECLARE ids text[]; pools int[]; n int; now_ timestamptz := clock();
 BEGIN
   SELECT array_agg(x.id) INTO ids FROM (SELECT v.id FROM live v
-    WHERE v.state = 2 AND v.ready_at <= clock() AND v.give_up_at IS NULL
+    WHERE v.state = 2 AND v.ready_at <= now_ AND v.give_up_at IS NULL
     ORDER BY v.ready_at LIMIT 5000) x;
   IF ids IS NULL THEN RETURN 0; END IF;
   pools := pools_of(ids);
@@ -213,25 +231,37 @@ BEGIN
   RETURN n;
 END $$;
 
+-- All nodes tick, twice a second each. What looks at every lane or site is done once for all.
+CREATE FUNCTION is_turn(p_last regclass) RETURNS bool LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE now_ms bigint := extract(epoch FROM clock()) * 1000;
+BEGIN
+  IF abs(now_ms - coalesce(pg_sequence_last_value(p_last), 0)) < 400 THEN RETURN false; END IF;
+  PERFORM setval(p_last, now_ms);
+  RETURN true;
+END $$;
+
 -- Lanes that nobody has woken: who should have died first.
 CREATE FUNCTION repair() RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE lanes int[]; pools int[];
 BEGIN
-  SELECT array_agg(l.lane) INTO lanes FROM lane l WHERE (l.state = 'e' AND EXISTS (
-      SELECT FROM live v WHERE v.lane = l.lane AND v.state = 0))
-    OR (l.head > 0 AND EXISTS (
-      SELECT FROM live v WHERE v.lane = l.lane AND v.state = 0 AND v.seq <= l.head))
-    OR (l.state = 'p' AND l.wake_at IS NULL AND NOT EXISTS (
-      SELECT FROM site s WHERE s.target = l.target AND (
+  IF NOT is_turn('repaired') THEN RETURN; END IF;
+  SELECT array_agg(l.lane) INTO lanes FROM lane l WHERE (l.state = 'e' AND (
+      SELECT true FROM live v WHERE v.lane = l.lane AND v.state = 0 LIMIT 1))
+    OR (l.head > 0 AND (
+      SELECT true FROM live v WHERE v.lane = l.lane AND v.state = 0 AND v.seq <= l.head LIMIT 1))
+    OR (l.state = 'p' AND l.wake_at IS NULL AND (
+      SELECT true FROM site s WHERE s.target = l.target AND (
         s.state = 'forced-open' OR (s.max_concurrent > 0 AND s.max_concurrent <= (
-          SELECT count(*) FROM live v WHERE v.held = s.target AND v.state = 1))
+          SELECT count(*) FROM live v WHERE v.held = s.target AND v.state + 0 = 1))
         OR (s.state = 'half-open' AND (s.breaker ->> 'probes')::int <= (
-          SELECT count(*) FROM live v WHERE v.held = s.target AND v.state = 1
-            AND v.probe = s.round))))
-      AND NOT EXISTS (SELECT FROM class c WHERE c.name = l.class AND c.max_concurrent > 0
+          SELECT count(*) FROM live v WHERE v.held = s.target AND v.state + 0 = 1
+            AND v.probe = s.round))) LIMIT 1) IS NULL
+      AND (SELECT true FROM class c WHERE c.name = l.class AND c.max_concurrent > 0
         AND c.max_concurrent <= (
-          SELECT count(*) FROM live v WHERE v.held_class = c.name AND v.state = 1)));
+          SELECT count(*) FROM live v WHERE v.held_class = c.name AND v.state + 0 = 1)
+        LIMIT 1) IS NULL);
   IF lanes IS NOT NULL THEN
     SELECT array_agg(DISTINCT l.pool) INTO pools FROM lane l WHERE l.lane = ANY (lanes);
     PERFORM lock_pools(pools);
@@ -247,10 +277,11 @@ CREATE FUNCTION shut() RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE lanes int[]; pools int[];
 BEGIN
+  IF NOT is_turn('shut_seen') THEN RETURN; END IF;
   SELECT array_agg(l.lane), array_agg(DISTINCT l.pool) INTO lanes, pools
-  FROM site s JOIN lane l ON l.target = s.target
+  FROM site s JOIN lane l ON l.target = s.target AND l.target <> ''
   WHERE is_shut(s, clock()) AND on_open_of(l) <> 'wait'
-    AND EXISTS (SELECT FROM live v WHERE v.lane = l.lane AND v.state = 0);
+    AND (SELECT true FROM live v WHERE v.lane = l.lane AND v.state = 0 LIMIT 1);
   IF lanes IS NOT NULL THEN
     PERFORM lock_pools(pools);
     RETURN QUERY SELECT * FROM end_impatient(lanes);
@@ -263,6 +294,7 @@ BEGIN
   WITH c AS (DELETE FROM tally RETURNING *)
   UPDATE pool p SET counted = p.counted + x.n
   FROM (SELECT c.pool, sum(c.change) AS n FROM c GROUP BY 1) x WHERE p.pool = x.pool;
+  IF NOT is_turn('tidied') THEN RETURN; END IF;
   UPDATE pool p SET aged = x.levels FROM (
     SELECT y.pool, ARRAY(SELECT g FROM generate_series(1, 3) g WHERE EXISTS (
       SELECT FROM lane l, LATERAL (

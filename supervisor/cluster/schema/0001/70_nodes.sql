@@ -17,7 +17,7 @@ BEGIN
   SELECT array_agg(x.id) INTO ids FROM live x WHERE x.state = 1 AND x.tenure = p_tenure;
   IF ids IS NULL THEN RETURN; END IF;
   PERFORM lock_keys(ids);
-  FOR v IN SELECT * FROM live x WHERE x.id = ANY (ids) AND x.state = 1 AND x.tenure = p_tenure
+  FOR v IN SELECT * FROM live x WHERE x.id = ANY (ids) AND x.state + 0 = 1 AND x.tenure = p_tenure
     ORDER BY x.id FOR UPDATE
   LOOP
     IF v.begun THEN
@@ -126,13 +126,13 @@ BEGIN
   PERFORM lock_pools(pools_of(p_ids));
   UPDATE live v SET state = 1, tenure = p_tenure, claim = u.claim, attempt = v.attempt + 1,
     begun = true, earned = true, held = s.target, held_class = c.name
-  FROM unnest(p_ids, p_claims) u(id, claim) JOIN live w ON w.id = u.id AND w.state = 0
+  FROM unnest(p_ids, p_claims) u(id, claim) JOIN live w ON w.id = u.id AND w.state + 0 = 0
   JOIN lane l ON l.lane = w.lane LEFT JOIN site s ON s.target = l.target
   LEFT JOIN class c ON c.name = l.class AND c.max_concurrent > 0
   WHERE v.id = u.id;
   UPDATE node x SET beat = clock(), epoch = epoch() WHERE x.tenure = p_tenure;
   RETURN QUERY SELECT u.id FROM unnest(p_ids, p_claims) WITH ORDINALITY u(id, claim, o)
-  WHERE NOT EXISTS (SELECT FROM live v WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure
+  WHERE NOT EXISTS (SELECT FROM live v WHERE v.id = u.id AND v.state + 0 = 1 AND v.tenure = p_tenure
     AND v.claim = u.claim) ORDER BY u.o;
 END $$;
 
@@ -149,7 +149,7 @@ BEGIN
       WHERE u.id = x.id AND u.claim = x.claim);
   IF ids IS NULL THEN RETURN; END IF;
   PERFORM lock_keys(ids);
-  FOR v IN SELECT * FROM live x WHERE x.id = ANY (ids) AND x.state = 1 AND x.tenure = p_tenure
+  FOR v IN SELECT * FROM live x WHERE x.id = ANY (ids) AND x.state + 0 = 1 AND x.tenure = p_tenure
     ORDER BY x.id FOR UPDATE
   LOOP
     v.attempt := v.attempt - 1;

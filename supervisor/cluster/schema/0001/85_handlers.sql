@@ -25,8 +25,8 @@ RETURNS TABLE (o bigint, held bool, value bytea) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE u record; n node := tenured(p_tenure);
 BEGIN
-  PERFORM FROM live x WHERE x.state = 1 AND x.tenure = p_tenure AND x.id IN (
-    SELECT e.id FROM unnest(p_ids, p_saves) e(id, saves) WHERE e.saves) ORDER BY x.id FOR UPDATE;
+  PERFORM lock_claims(p_tenure, ARRAY(
+    SELECT e.id FROM unnest(p_ids, p_saves) e(id, saves) WHERE e.saves));
   FOR u IN SELECT * FROM unnest(p_ids, p_claims, p_keys, p_saves, p_values, p_ttls)
     WITH ORDINALITY e(id, claim, key, saves, value, ttl, o) ORDER BY e.key COLLATE "C", e.o
   LOOP
@@ -34,7 +34,7 @@ BEGIN
       RETURN QUERY SELECT u.o, true, state_load_1(u.key);
       CONTINUE;
     END IF;
-    PERFORM FROM live x WHERE x.id = u.id AND x.state = 1 AND x.tenure = p_tenure
+    PERFORM FROM live x WHERE x.id = u.id AND x.state + 0 = 1 AND x.tenure = p_tenure
       AND x.claim = u.claim;
     IF FOUND THEN PERFORM state_save_1(u.key, u.value, u.ttl); RETURN QUERY SELECT u.o, true, NULL::bytea;
     ELSE RETURN QUERY SELECT u.o, false, NULL::bytea;
