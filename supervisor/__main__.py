@@ -107,8 +107,11 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     from musterd.supervisor.system.threads import ThreadEnded
 
     try:
-        if not Daemon(loaded, lambda: _read(files, profile, overrides), handed).run():
+        daemon = Daemon(loaded, lambda: _read(files, profile, overrides), handed)
+        if not daemon.run():
             sys.exit(EXIT_INTERNAL)
+        if daemon.exit_code:
+            sys.exit(daemon.exit_code)
     except (ConfigurationError, StoreError, SpawnError) as error:
         _fail(EXIT_CONFIGURATION, str(error))
     except ThreadEnded as error:

@@ -235,6 +235,7 @@ class Greeting(Struct, array_like=True, tag="greeting", frozen=True):
     held: HeldList  # attempts that have not ended
     unconfirmed: Number
     more: bool = False
+    member: bool = False  # this daemon has been a member of the cluster before
 
 
 class Holds(Struct, array_like=True, tag="holds", frozen=True):

@@ -1,7 +1,9 @@
 """What is looked at before a database is used: each refusal says what is wrong and what to do."""
 
+import contextlib
 import re
 import select
+from typing import Any
 
 import psycopg
 from msgspec import Struct
@@ -11,8 +13,18 @@ from psycopg.conninfo import conninfo_to_dict
 from musterd.supervisor.cluster.engine import EngineRefused, EngineUnreached
 
 SERVER_MIN = 140000  # date_bin(), and multi-statement notifications that do not block
-CONNECT_SECONDS = 10
+# A connection whose other end is gone without a word is found out in seconds; without these, the
+# kernel waits for a quarter of an hour. What the URL says comes first.
+CONNECTION: dict[str, Any] = {
+    "connect_timeout": 10,
+    "application_name": "musterd",
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 10_000,  # milliseconds
+}
 ALONE_TRIES, ALONE_SECONDS = 50, 0.1  # for the end of a former session
+KIND_BITS, LIFE_BITS = 4, 20  # of the number of a session
 POOLER_TRIES = 5  # a pooler that has several idle connections may give another one
 
 Connection = psycopg.Connection[tuple[object, ...]]
@@ -45,12 +57,12 @@ def connect(url: str) -> Connection:
     """Open a connection. No password is in the error."""
     read_url(url)
     try:
+        given = conninfo_to_dict(url)
         return psycopg.connect(
             url,
             autocommit=True,
             prepare_threshold=0,
-            connect_timeout=CONNECT_SECONDS,
-            application_name="musterd",
+            **{key: value for key, value in CONNECTION.items() if key not in given},
         )
     except psycopg.OperationalError as error:
         raise EngineUnreached(f"PostgreSQL at {place(url)} does not answer: {error}") from None
@@ -68,22 +80,34 @@ def is_stale(connection: Connection) -> bool:
 
 
 def be_alone(connection: Connection, number: int) -> None:
-    """Be the only session with this number; end another one, and what it is doing.
+    """End former sessions of this node, and what they are doing; be the only one of this number.
 
-    The call of a process that has died may still be under way in the server. A submit that comes
-    late would begin a task anew that was sent again meanwhile, and has ended.
+    The lowest KIND_BITS of a number tell what a session is for, the next LIFE_BITS the process.
+    Former are the sessions of other processes of the node, and one of this process for the same
+    purpose, whose connection was lost.
+
+    The call of such a session may still be under way in the server. A submit that comes late would
+    begin a task anew that was sent again meanwhile, and has ended; a late claim would hold tasks
+    that nobody knows of; a late release would give back what was granted since.
     """
+    own = "((l.classid::bigint << 32) | l.objid::bigint)"
+    former = (
+        "FROM pg_locks l JOIN pg_database d ON d.oid = l.database "
+        "AND d.datname = current_database() WHERE l.granted AND l.locktype = 'advisory' "
+        f"AND l.objsubid = 1 AND l.pid <> pg_backend_pid() AND {own} >> %s = %s "
+        f"AND ({own} = %s OR {own} >> %s <> %s)"
+    )
+    bits = LIFE_BITS + KIND_BITS
+    which = (bits, number >> bits, number, KIND_BITS, number >> KIND_BITS)
+    mine = False
     for _ in range(ALONE_TRIES):
-        row = connection.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
-        if row is not None and row[0]:
+        if not mine:
+            row = connection.execute("SELECT pg_try_advisory_lock(%s)", (number,)).fetchone()
+            mine = row is not None and bool(row[0])
+        if mine and connection.execute(f"SELECT {former} LIMIT 1", which).fetchone() is None:
             return
-        connection.execute(
-            "SELECT pg_terminate_backend(l.pid) FROM pg_locks l JOIN pg_database d "
-            "ON d.oid = l.database AND d.datname = current_database() WHERE l.granted "
-            "AND l.locktype = 'advisory' AND l.objsubid = 1 AND l.classid::bigint = %s "
-            "AND l.objid::bigint = %s",
-            (number >> 32, number & 0xFFFFFFFF),
-        )
+        with contextlib.suppress(psycopg.errors.InsufficientPrivilege):  # of another user: wait
+            connection.execute(f"SELECT pg_terminate_backend(l.pid) {former}", which)
         connection.execute("SELECT pg_sleep(%s)", (ALONE_SECONDS,))
     connection.close()
     raise EngineUnreached("a former session of this node does not end")

@@ -2,7 +2,8 @@
 
 Pure: `handle(now_ns, event)`, between the supervisor (ipc/wire/node_messages.py) and the engine.
 
-    membership   join ─► beat, beat, ...; a beat brings cancels, and the epoch of the server
+    membership   join ─► beat, beat, ...; a beat brings cancels, and the epoch of the server;
+                 other pools are declared within the tenure
     claims       at once when something is wanted and may be there; up to CLAIM_MAX together
     ends         in batches, until the engine has heard of them; `begun` and progress behind them
     handlers     their states and locks (handler_calls.py)
@@ -10,8 +11,13 @@ Pure: `handle(now_ns, event)`, between the supervisor (ipc/wire/node_messages.py
 
 A sidecar that takes over goes on with the tenure of the one before. What is held is known from the
 supervisor. Claims that the supervisor does not know of (a claim's answer was lost) are given back
-before anything else is claimed. After a restart of the server the claims are registered again, but
-not those whose end the engine may have heard, which would count twice: their ends are told first.
+before anything else is claimed. After a restart of the server the claims are registered again. An
+end that may have been told already is told again before that: its task may be queued for the next
+attempt, and must not be taken for one whose claim was forgotten.
+
+A name that another node has is waited for until that node's lease is over. If it is heard of
+meanwhile it is alive: a daemon that was never a member then ends (NameInUse). One that was a member
+keeps trying, and serves its clients.
 
 While the engine is away ends wait: the supervisor bounds them, and wants nothing with too many.
 `until_ns` of the membership is counted from before the call that prolonged it.
@@ -21,21 +27,27 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from random import Random
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine
-from musterd.supervisor.cluster.calls import Lane
-from musterd.supervisor.cluster.grants import attempt_of, engine_card, portions, without_places
+from musterd.supervisor.cluster.calls import Chores, Lane
+from musterd.supervisor.cluster.grants import attempt_of, portions
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
+from musterd.supervisor.cluster.node_cards import Declaring
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
+    ClaimerAction,
     EngineAnswered,
     EngineFailed,
+    Leave,
+    Left,
+    NameInUse,
     NodeNotified,
     PoolsNotified,
     Standing,
+    Tell,
 )
 from musterd.supervisor.core.model import actions, events
 
@@ -44,44 +56,31 @@ FINISH_MAX = 100  # ends of one call ...
 FINISH_BYTES = 4 * 1024 * 1024  # ... and their bytes; a single larger end goes alone
 BEAT_NS = 5 * SECOND_NS  # at most between two heartbeats; less with a short lease
 CLAIM_POLL_NS = SECOND_NS  # behind NOTIFY, which may be lost
-TICK_NS = SECOND_NS // 2
-REAP_NS = SECOND_NS  # a lost node's tasks wait for this beyond its lease
-RETAIN_NS = 600 * SECOND_NS  # partitions for ended tasks are made hours ahead
+AWAY_NS = 5 * SECOND_NS  # an engine that answers later is away
 DAY_NS = 86_400 * SECOND_NS
+NEVER_NS = 2**63
+FAILING = 5  # failures of one kind of call in a row, until they are reported
 MARKS_NS = SECOND_NS  # between two reports of progress
+TAKEN_NS = SECOND_NS // 2  # between two attempts to have a name that another node has
+LEASE_NS_MIN = 5 * SECOND_NS  # of every node (config/cluster.py)
 BEGUN_NS = SECOND_NS // 5  # begun attempts are told together
-
-
-class Tell(Struct, frozen=True):
-    """Send a message to the supervisor."""
-
-    message: wire.SidecarMessage
-
-
-class Left(Struct, frozen=True):
-    """The node has left the cluster: the process may end."""
-
-
-class Leave(Struct, frozen=True):
-    """The process is to end (an event)."""
-
-
-Action = Call | Tell | Left | actions.Report
 
 
 class Claimer:
     def __init__(self, card: engine.NodeCard, rng: Random, keep_ns: int = DAY_NS) -> None:
         """`card` is without pools: the supervisor tells them. `keep_ns`: how long results stay."""
         self._card = card
-        self._keep_ns = keep_ns
+        self._declaring = Declaring(card)
+        self._chores = Chores(rng, keep_ns)
         self._rng = rng
         self._now_ns = 0
-        self._out: list[Action] = []
+        self._out: list[ClaimerAction] = []
         self._ticket = 0
         # What the supervisor has still to tell before it is known what this node holds.
         self._more = True
         self._unheard = 0  # ends
-        self._leaving = False
+        self._was_member = False
+        self._leaving = self._has_left = False
         # Membership.
         self.tenure = 0
         self.policy: int | None = None  # version of the applied policy, once it is known
@@ -90,8 +89,6 @@ class Claimer:
         self._until_ns = 0
         self._away = False
         self._draining = False
-        self._declared: tuple[wire.PoolCard, ...] | None = None  # what the engine knows
-        self._cards: tuple[wire.PoolCard, ...] | None = None
         self._unsure = False  # there may be claims of ours that nobody knows of
         self._beat_at_ns = 0
         # Attempts.
@@ -111,7 +108,6 @@ class Claimer:
         self._marking: dict[str, wire.AttemptProgress] = {}  # in the call under way
         self._marks_at_ns = 0
         self._handlers = HandlerCalls(card.name, rng)
-        self._tick_at_ns = self._reap_at_ns = self._retain_at_ns = 0
         # Calls, each with what becomes of its answer.
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
         self._notes, self._time = Lane(), Lane()
@@ -123,10 +119,9 @@ class Claimer:
         """Return what the engine knows of this node and it of the engine; None: nothing yet."""
         if self.policy is None:
             return None
-        known = self._declared if self.tenure and self._declared is not None else ()
-        return Standing(self.policy, known)
+        return Standing(self.policy, (self.tenure and self._declaring.known) or ())
 
-    def handle(self, now_ns: int, event: object) -> list[Action]:
+    def handle(self, now_ns: int, event: object) -> list[ClaimerAction]:
         self._now_ns = now_ns
         match event:
             case EngineAnswered(ticket, result):
@@ -140,21 +135,29 @@ class Claimer:
                 self._handlers.look_again(now_ns)
             case Leave():
                 self._leaving = True
-                if not self.tenure:
-                    self._out.append(Left())
             case events.Ticked():
                 pass
             case _:
                 self._hear(event)
         self._go_on()
+        self._end_if_it_may()
         out, self._out = self._out, []
         return out
+
+    def _end_if_it_may(self) -> None:
+        """End without leaving if attempts run (the next sidecar has them) or the engine is away."""
+        told = not self._ends and not self._finishes.ticket
+        over = not self.tenure or self._away or (told and self._held)
+        if self._leaving and not self._has_left and over:
+            self._has_left = True
+            self._out.append(Left())
 
     def _hear(self, message: object) -> None:
         """Hear the supervisor."""
         match message:
-            case wire.Greeting(_, tenure, held, unconfirmed, more):
+            case wire.Greeting(_, tenure, held, unconfirmed, more, member):
                 self.tenure, self._more, self._unheard = tenure, more, unconfirmed
+                self._was_member = member
                 self._repeated = unconfirmed  # the sidecar before may have told them
                 self._unsure = tenure != 0
                 self._hold(held)
@@ -162,9 +165,8 @@ class Claimer:
                 self._more = more
                 self._hold(held)
             case wire.Pools(cards):
-                self._cards = cards
-                if cards and self.tenure and self._declared is None:
-                    self._declared = cards  # the sidecar before has joined with it
+                if cards or self._declaring.cards:  # none at first: they are not known yet
+                    self._declaring.cards = cards
             case wire.Want(_, pool):
                 self._wants[pool] = message
                 self._claim_at_ns = self._now_ns
@@ -187,21 +189,28 @@ class Claimer:
 
     def next_deadline(self) -> int | None:
         """Return when to come back with Ticked, if nothing happens before."""
-        return min(
-            (
-                max(at_ns, lane.not_before_ns)
-                for lane, at_ns, _ in self._wanted_calls()
-                if not lane.ticket
-            ),
-            default=None,
-        )
+        due = [
+            max(at_ns, lane.not_before_ns)
+            for lane, at_ns, _ in self._wanted_calls()
+            if not lane.ticket
+        ]
+        due_ns = min([*due, self._silent_at_ns()])
+        return due_ns if due_ns < NEVER_NS else None
+
+    def _silent_at_ns(self) -> int:
+        """Return when an engine that answers nothing is away."""
+        member = self._member
+        silent = self.tenure and member.ticket and not self._away
+        return member.called_ns + AWAY_NS if silent else NEVER_NS
 
     def validate(self) -> None:
         """Check what must hold between two events."""
         assert self._cancelled.keys() <= self._held.keys()
         assert bool(self._finishing) == bool(self._finishes.ticket)
-        pending = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
-        assert not self.tenure or pending <= self._held.keys()
+        pending = max(0, self._unheard) + len(self._ends) + len(self._finishing)
+        assert self._repeated <= pending
+        pairs = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
+        assert not self.tenure or pairs <= self._held.keys()
         self._handlers.validate()
 
     # -- calls --------------------------------------------------------------------------------
@@ -211,8 +220,12 @@ class Claimer:
         if self._more or self._unheard > 0:
             return
         if not self.tenure:
-            if self._cards and not self._leaving:
+            if self._declaring.cards and not self._leaving:
                 yield self._member, 0, self._join
+                if (
+                    self._declaring.taken_since_ns is not None
+                ):  # maybe nobody else is there to do it
+                    yield self._time, self._chores.reap_at_ns, self._pass_time
             return
         yield self._member_call()
         if self._repeated or (self._ends and self._epoch):
@@ -230,21 +243,26 @@ class Claimer:
             yield self._locks, lock_at_ns, self._ask_locks
         if self._may_claim and self._next_wants():
             yield self._claims, 0 if self._woken else self._claim_at_ns, self._claim
-        yield self._time, min(self._tick_at_ns, self._reap_at_ns), self._pass_time
+        yield self._time, self._chores.due_ns, self._pass_time
 
     def _member_call(self) -> tuple[Lane, int, Callable[[], None]]:
         member, idle = self._member, not self._claims.ticket
-        if self._leaving and not self._ends and not self._finishes.ticket:
+        if self._leaving and not self._ends and not self._finishes.ticket and not self._held:
             return member, 0, self._leave
-        if self._card_is_stale and not self._held and idle:
-            return member, 0, self._join
+        declare_at_ns = self._declaring.due_ns()
+        if declare_at_ns is not None and declare_at_ns <= self._beat_at_ns:
+            return member, declare_at_ns, self._redeclare
+        told = not self._repeated and not self._finishes.ticket
+        if self._server != self._epoch and idle and told:
+            return member, 0, self._rejoin
         if self._epoch and self._unsure and idle:
             return member, 0, self._release
-        if self._server != self._epoch and not self._repeated and not self._finishes.ticket:
-            return member, 0, self._rejoin
         return member, self._beat_at_ns, self._beat
 
     def _go_on(self) -> None:
+        if self._now_ns >= self._silent_at_ns():
+            self._away = True
+            self._tell_membership()
         for lane, at_ns, make in list(self._wanted_calls()):
             if not lane.ticket and self._now_ns >= max(at_ns, lane.not_before_ns):
                 make()
@@ -274,8 +292,24 @@ class Claimer:
         if lane is None:
             return
         lane.failed(self._now_ns, self._rng)
+        self._undo(lane, event)
+        if event.fenced:
+            self._lose_all(event.reason)
+        elif event.taken_ns is not None:
+            self._name_is_taken(event.reason, event.taken_ns)
+            return
+        elif event.refused:
+            self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
+        elif lane.failures == FAILING and not self._away:  # it answers, and does not do it
+            self._out.append(actions.Report("cluster.failing", "error", reason=event.reason))
+        if not event.fenced and lane is self._member and not self._away:
+            self._away = True
+            self._tell_membership()
+
+    def _undo(self, lane: Lane, event: EngineFailed) -> None:
+        """Put back what a failed call was about."""
         if lane is self._claims:
-            self._unsure = True  # it may have happened
+            self._unsure = self._unsure or not event.unsent  # it may have happened
         elif lane is self._finishes:
             if not event.unsent:
                 self._repeated = max(self._repeated, len(self._finishing))
@@ -288,42 +322,45 @@ class Claimer:
                 self._tell(told)
         elif lane is self._locks:
             self._handlers.locks_failed()
-        if event.fenced:
-            self._lose_all(event.reason)
-        elif event.refused:
-            self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
-        if not event.fenced and lane is self._member and not self._away:
-            self._away = True
-            self._tell_membership()
 
     # -- membership ---------------------------------------------------------------------------
 
-    @property
-    def _card_is_stale(self) -> bool:
-        """Whether the engine must be told of other pools. How many places they have may wait."""
-        if self._declared is None or self._cards is None:
-            return False  # the one before has told them
-        return without_places(self._declared) != without_places(self._cards)
-
     def _join(self) -> None:
-        assert self._cards is not None
-        pools = tuple(map(engine_card, self._cards))
-        self._declared = self._cards
-        self.tenure, self._epoch, self._server = 0, "", ""
-        self._call(self._member, self._joined, "join", structs.replace(self._card, pools=pools))
+        self._call(self._member, self._joined, "join", self._declaring.card(self._now_ns))
 
     def _joined(self, result: object) -> None:
         assert isinstance(result, engine.Joined)
         self.tenure, self._epoch, self._server = result.tenure, result.epoch, result.epoch
+        self._was_member = True
         self.policy = result.policy
         self._unsure = False
         self._claim_at_ns = self._now_ns
+        self._is_declared(None)
         self._is_alive()
 
+    def _redeclare(self) -> None:
+        card = self._declaring.card(self._now_ns)
+        self._call(self._member, self._is_declared, "redeclare", self.tenure, card)
+
+    def _is_declared(self, _result: object) -> None:
+        self._declaring.told(self._now_ns)
+
+    def _name_is_taken(self, reason: str, age_ns: int) -> None:
+        first, lives = self._declaring.taken(self._now_ns, age_ns)
+        if first:
+            why = f"{reason}; this one waits until its lease is over"
+            self._out.append(actions.Report("cluster.name_taken", "error", reason=why))
+        elif lives and not self._was_member:
+            why = f"{reason} that is alive: give each machine a name of its own with cluster.node"
+            self._out.append(NameInUse(why))
+        self._member.not_before_ns = self._now_ns + TAKEN_NS
+
     def _is_alive(self) -> None:
-        called_ns = self._member.called_ns
-        self._until_ns = called_ns + self._card.lease_ns
-        self._beat_at_ns = called_ns + min(BEAT_NS, self._card.lease_ns // 4)
+        called_ns, lease_ns = self._member.called_ns, self._card.lease_ns
+        if self._declaring.known is None:  # the sidecar before had other settings, maybe
+            lease_ns = min(lease_ns, LEASE_NS_MIN)
+        self._until_ns = called_ns + lease_ns
+        self._beat_at_ns = called_ns + min(BEAT_NS, lease_ns // 4)
         self._away = False
         self._tell_membership()
 
@@ -347,17 +384,18 @@ class Claimer:
         self._tell_pairs(wire.CancelAttempts, cancelled)
 
     def _rejoin(self) -> None:
-        self._call(
-            self._member, self._rejoined, "rejoin", self.tenure, self._held_list(engine.Held)
-        )
+        """Register what is held: no claim is under way, and no end is told meanwhile."""
+        held = self._held_list(engine.Held)
+        self._call(self._member, self._rejoined, "rejoin", self.tenure, held)
 
     def _rejoined(self, result: object) -> None:
         assert isinstance(result, list)
         self._epoch = self._server
+        self._unsure = False  # whatever else the tenure had went back
         self._claim_at_ns = self._now_ns
         lost = self._pairs_of(result)
         pending = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
-        # An end that is told already may be what made it "lost": that one is confirmed as usual.
+        # What has ended meanwhile is confirmed as usual, and does not count.
         self._drop([pair for pair in lost if pair not in pending])
 
     def _release(self) -> None:
@@ -376,7 +414,8 @@ class Claimer:
         """The tenure is over: nothing that this node holds counts any more."""
         if not self.tenure:
             return
-        self._out.append(actions.Report("cluster.fenced", "warning", reason=reason))
+        why = f"{reason}: {len(self._held)} attempts do not count, and run again elsewhere"
+        self._out.append(actions.Report("cluster.fenced", "warning", reason=why))
         ends = [*self._finishing, *self._ends]
         self._ends.clear()
         self._finishing, self._repeated = [], 0
@@ -384,7 +423,7 @@ class Claimer:
         self._member, self._claims, self._finishes, self._notes = Lane(), Lane(), Lane(), Lane()
         self._states, self._locks = Lane(), Lane()
         self._handlers.reset()
-        self.tenure, self._epoch, self._server, self._declared = 0, "", "", None
+        self.tenure, self._epoch, self._server, self._declaring.known = 0, "", "", None
         self._begun, self._marks = {}, {}
         self._unsure = False
         self._confirm(ends)
@@ -392,11 +431,10 @@ class Claimer:
         self._tell_membership()
 
     def _leave(self) -> None:
-        self._call(self._member, self._has_left, "leave", self.tenure)
+        self._call(self._member, self._left, "leave", self.tenure)
 
-    def _has_left(self, _result: object) -> None:
+    def _left(self, _result: object) -> None:
         self.tenure = 0
-        self._out.append(Left())
 
     # -- attempts -----------------------------------------------------------------------------
 
@@ -445,7 +483,7 @@ class Claimer:
 
     @property
     def _may_claim(self) -> bool:
-        if self._unsure or not self._epoch or self._draining or self._card_is_stale:
+        if self._unsure or not self._epoch or self._draining:
             return False
         return self._now_ns < self._until_ns
 
@@ -547,15 +585,9 @@ class Claimer:
             self._tell(wire.LocksTold(self.tenure, replies))
 
     def _pass_time(self) -> None:
-        if self._now_ns >= self._reap_at_ns:
-            self._reap_at_ns = self._now_ns + round(REAP_NS * self._rng.uniform(0.8, 1.2))
-            self._call(self._time, self._reaped, "reap")
-        elif self._now_ns >= self._retain_at_ns:
-            self._retain_at_ns = self._now_ns + round(RETAIN_NS * self._rng.uniform(0.8, 1.2))
-            self._call(self._time, _nothing, "retain", self._keep_ns)
-        else:
-            self._tick_at_ns = self._now_ns + round(TICK_NS * self._rng.uniform(0.8, 1.2))
-            self._call(self._time, _nothing, "tick")
+        method, *arguments = self._chores.next(self._now_ns)
+        answered = self._reaped if method == "reap" else _nothing
+        self._call(self._time, answered, str(method), *arguments)
 
     def _reaped(self, result: object) -> None:
         assert isinstance(result, list)

@@ -32,7 +32,7 @@ SIGNATURES = {
     "counts_1": "",
     "drain_1": "text bool",
     "due_1": "",
-    "ended_1": "bigint text",
+    "ended_1": "bigint text int",
     "find_1": "text text smallint[] text text text int",
     "finish_1": "int text[] bigint[] smallint[] bytea[] bigint[] bytea[] text[] bool[] bigint[] "
     "bigint[] bigint[] text[] bool[]",
@@ -54,6 +54,8 @@ SIGNATURES = {
     "ran_1": "text bigint bigint text bigint",
     "reap_1": "",
     "recent_1": "bigint",
+    "redeclare_1": "int text bigint text bytea text[] int[] bigint[] int[] bigint[] bigint[] "
+    "text[] text[] bigint[] bigint[]",
     "rejoin_1": "int text[] bigint[]",
     "release_1": "int text[] bigint[]",
     "retain_1": "bigint",

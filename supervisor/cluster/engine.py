@@ -52,6 +52,7 @@ DEAD_COUNTED_MAX = 10_000
 SITES_SEEN_MAX = 1000  # of a cluster that has more, those with a breaker that is not closed first
 FINISHED, UNSUCCESSFUL = "finished", "unsuccessful"  # for a filter: any final state, all but one
 PROGRESS_GAP_NS = SECOND_NS  # between two reports of one task
+ENDED_MAX = 1000  # ids that `ended` tells at once
 CHANGES_MAX = 1000  # of schedules' results, in one answer: the newest
 MARKS_MAX = 10_000  # reports of progress in one answer
 
@@ -65,7 +66,7 @@ class EngineAway(EngineError):
 
 
 class EngineUnreached(EngineAway):
-    """The engine cannot be reached: the call was not made, and did not take effect."""
+    """The engine cannot be reached or cannot do it now: the call did not take effect."""
 
 
 class EngineRefused(EngineError):
@@ -77,7 +78,11 @@ class Fenced(EngineError):
 
 
 class NameTaken(EngineError):
-    """Another live node has this name."""
+    """Another node has this name, and was not reaped. It was heard of `beat_age_ns` ago."""
+
+    def __init__(self, message: str, beat_age_ns: int = 0) -> None:
+        super().__init__(message)
+        self.beat_age_ns = beat_age_ns
 
 
 class PolicyChanged(EngineError):
@@ -214,10 +219,14 @@ class Told(Struct, frozen=True):
 
 
 class Ended(Struct, frozen=True):
-    """Ids that ended since the call before; `after` is for the next call."""
+    """Ids that ended since the call before; `after` is for the next call.
+
+    `more`: these are not all of them, and the next call may tell some at once.
+    """
 
     ids: tuple[str, ...]
     after: str
+    more: bool = False
 
 
 class Fetched(Struct, frozen=True):
@@ -404,13 +413,19 @@ class Engine(Protocol):
     def join(self, card: NodeCard) -> Joined:
         """Begin a tenure; the claims of this identity's last one go back at once."""
 
+    def redeclare(self, tenure: int, card: NodeCard) -> None:
+        """Say anew what a node is called, how long its lease is and what it has.
+
+        Its tenure and its claims stay. It is no heartbeat.
+        """
+
     def rejoin(self, tenure: int, running: Sequence[Held]) -> list[str]:
         """Register all running claims of a node; return the ids that are lost.
 
         After a restart of the server nothing is granted to anybody before each live node has done
         this. Whatever else the tenure has goes back: it was granted in an answer that never
-        arrived, or to a sidecar that is dead. Ends are to be finished before, and not called
-        running: a claim that was forgotten would be made again.
+        arrived, or to a sidecar that is dead. An end that may have been heard of is to be finished
+        before, and not called running: a claim that is over would be made again, and count twice.
         """
 
     def release(self, tenure: int, known: Sequence[Held]) -> int:
@@ -445,7 +460,9 @@ class Engine(Protocol):
     def finish(self, tenure: int, ends: Sequence[End]) -> list[Told]:
         """End attempts; what is not in the answer did not count."""
 
-    def ended(self, waiter: int, after: str = "") -> Ended: ...
+    def ended(self, waiter: int, after: str = "", limit: int = ENDED_MAX) -> Ended:
+        """Tell some of the ids that ended for a waiter since `after`, each once."""
+
     def look_up(self, ids: Sequence[str]) -> list[Outcome]: ...
     def fetch(self, ids: Sequence[str], bytes_max: int) -> Fetched:
         """Look at tasks, and read results of at most so many bytes; -1: read none."""

@@ -23,14 +23,13 @@ looks at them.
 
 *Outages.* A call that failed is made again, as a resend: it may have happened. After AWAY_NS, new
 submits are refused (QueueFull). What was sent to the engine stays unanswered, because nobody knows
-whether it is accepted.
+whether it is accepted. An engine that answers and takes nothing (its disk is full) is tried with
+each submit for AWAY_NS.
 """
 
 from collections import deque
 from collections.abc import Iterable
 from random import Random
-
-from msgspec import Struct
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import (
@@ -40,7 +39,7 @@ from musterd.ipc.wire.messages import (
     ProgressNote,
     Rejection,
 )
-from musterd.supervisor.cluster.calls import Lane
+from musterd.supervisor.cluster.calls import Figures, Lane, Taking
 from musterd.supervisor.cluster.client_requests import (
     REQUEST_BYTES,
     Cancel,
@@ -93,15 +92,6 @@ GONE = "its client is gone"
 TOO_MANY = "too much waits for the cluster's database"
 
 
-class Figures(Struct):
-    """What metrics show."""
-
-    submitted: int = 0
-    refused: int = 0
-    told: int = 0
-    failed_calls: int = 0
-
-
 class Gateway:
     def __init__(self, waiter: int, rng: Random) -> None:
         """`waiter` is the same in each life of this node."""
@@ -114,6 +104,8 @@ class Gateway:
         self.away_since_ns: int | None = None
         self.refusing = False  # the engine has been away for AWAY_NS
         self.held = False  # nothing is written: the engine does not know this node's tasks yet
+        self._last_failure = ""  # why it is away
+        self._taking = Taking()
         # Requests, and those that are in the call under way.
         self._queue: deque[Request] = deque()
         self._queued_bytes = 0
@@ -182,15 +174,14 @@ class Gateway:
         silent_ns = self._silent_since_ns()
         if silent_ns is not None and not self.refusing:
             due.append(silent_ns + AWAY_NS)
+        if self._taking.failing_since_ns is not None:
+            due.append(self._taking.failing_since_ns + AWAY_NS)
         return min(due, default=None)
 
     def submits_of(self, peer: bytes) -> bool:
-        """Whether a client has submits that the engine has not answered, or anybody has results
-        forgotten: a client takes the answer to its next question for the proof of both."""
-        return any(
-            isinstance(each, Invalidate) or (isinstance(each, Submit) and each.peer == peer)
-            for each in (*self._writing, *self._queue)
-        )
+        """Whether the engine has to do something for a client, or to forget results for anybody."""
+        requests = (*self._writing, *self._queue)
+        return any(getattr(each, "peer", peer) == peer for each in requests)
 
     @property
     def is_idle(self) -> bool:
@@ -231,7 +222,13 @@ class Gateway:
         silent_ns = self._silent_since_ns()
         if silent_ns is not None and not self.refusing and self._now_ns >= silent_ns + AWAY_NS:
             self.refusing = True
-            self._out.append(actions.Report("cluster.unreachable", "error", reason=AWAY))
+            why = self._last_failure or "the cluster's database does not answer"
+            self._out.append(actions.Report("cluster.unreachable", "error", reason=why))
+            self._refuse_queued()
+        if self._taking.is_over(self._now_ns - AWAY_NS):
+            if self._taking.is_news(self.refusing):
+                why = self._last_failure
+                self._out.append(actions.Report("cluster.unreachable", "error", reason=why))
             self._refuse_queued()
         makers = {
             id(self._write): self._call_write,
@@ -269,6 +266,8 @@ class Gateway:
         lane.answered()
         self._is_back()
         if lane is self._write:
+            if self._taking.answered():
+                self._out.append(actions.Report("cluster.reachable"))
             self._written(result)
         elif lane is self._listen:
             assert isinstance(result, Ended)
@@ -289,12 +288,15 @@ class Gateway:
         if lane is None:
             return
         self.figures.failed_calls += 1
+        self._last_failure = event.reason
         lane.failed(self._now_ns, self._rng)
         if event.refused:
             self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
         if self.away_since_ns is None and not (event.refused and lane is self._write):
             self.away_since_ns = lane.called_ns
         if lane is self._write:
+            if not event.refused:
+                self._taking.failed(lane.called_ns)
             self._unwritten(event)
         elif lane is self._listen:
             self._notified = True
@@ -312,7 +314,8 @@ class Gateway:
         # Another server may answer now, which counts its transactions differently.
         self._watches.doubt()
         for lane in self._lanes:
-            lane.not_before_ns = 0
+            if lane is not self._write or self._taking.failing_since_ns is None:
+                lane.not_before_ns = 0
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -533,6 +536,7 @@ class Gateway:
     def _heard(self, result: Ended) -> None:
         first = self._after is None
         self._after = result.after
+        self._notified = self._notified or result.more
         if first:
             self._look_up(None)
             return

@@ -19,6 +19,7 @@ from musterd.ipc.wire.messages import (
 from musterd.supervisor.cluster.engine import (
     AGING_TURN,
     CHANGES_MAX,
+    ENDED_MAX,
     MARKS_MAX,
     PROGRESS_GAP_NS,
     Changed,
@@ -77,10 +78,7 @@ class ModelEngine(Views):
 
     def join(self, card: NodeCard) -> Joined:
         now_ns = self.clock()
-        for other in self.board.nodes.values():
-            same = other.card.name == card.name and other.card.identity != card.identity
-            if same and self._alive(other):
-                raise NameTaken(f"another node named '{card.name}' is alive")
+        self._refuse_name(card)
         former = self.board.nodes.get(card.identity)
         if former is not None and former.tenure:
             self._end_tenure(former)
@@ -88,10 +86,26 @@ class ModelEngine(Views):
         draining = former.draining if former is not None else False
         node = Node(card, self._tenure, now_ns, str(self._epoch), draining)
         self.board.nodes[card.identity] = node
+        self._declare(card)
+        return Joined(self._tenure, str(self._epoch), self._version)
+
+    def _refuse_name(self, card: NodeCard) -> None:
+        for other in self.board.nodes.values():
+            same = other.card.name == card.name and other.card.identity != card.identity
+            if same and other.tenure:  # its lease may be over, and the node back
+                age_ns = self.clock() - other.beat_ns
+                raise NameTaken(f"the name '{card.name}' is taken by another node", age_ns)
+
+    def _declare(self, card: NodeCard) -> None:
         for pool in card.pools:
             known = self.board.pools.setdefault(pool.name, Pool(pool))
             known.card = pool
-        return Joined(self._tenure, str(self._epoch), self._version)
+
+    def redeclare(self, tenure: int, card: NodeCard) -> None:
+        node = self._node(tenure)
+        self._refuse_name(card)
+        node.card = card
+        self._declare(card)
 
     def _alive(self, node: Node) -> bool:
         return bool(node.tenure) and self.clock() < node.beat_ns + node.card.lease_ns
@@ -321,11 +335,18 @@ class ModelEngine(Views):
 
     # -- for those who wait, and for people ---------------------------------------------------
 
-    def ended(self, waiter: int, after: str = "") -> Ended:
+    def ended(self, waiter: int, after: str = "", limit: int = ENDED_MAX) -> Ended:
         since = int(after or 0)
-        done = [each for each in self.board.done.values() if each.number > since]
-        ids = tuple(each.outcome.id for each in done if each.task.waiter == waiter)
-        return Ended(ids, str(self.board.ends))
+        done = [
+            each
+            for each in self.board.done.values()
+            if each.number > since and each.task.waiter == waiter and waiter
+        ]
+        done.sort(key=lambda each: each.number)
+        told = done[:limit]
+        ids = tuple(each.outcome.id for each in told)
+        more = len(told) == limit
+        return Ended(ids, str(told[-1].number if more else self.board.ends), more)
 
     def look_up(self, ids: Sequence[str]) -> list[Outcome]:
         return [self.board.done[id_].outcome for id_ in ids if id_ in self.board.done]

@@ -32,6 +32,7 @@ from musterd.supervisor.cluster.columns import (
 )
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
+    ENDED_MAX,
     Changed,
     ChangeNote,
     ClusterPolicy,
@@ -41,6 +42,7 @@ from musterd.supervisor.cluster.engine import (
     Ended,
     EngineAway,
     EngineError,
+    EngineUnreached,
     Fenced,
     Fetched,
     Grant,
@@ -85,9 +87,11 @@ from musterd.supervisor.cluster.rows import (
 )
 
 ASKED = -1  # a claimed task that was cancelled: its node ends it
+LOST = -1  # a claim that is not the node's any more
 LOCK_KINDS = {"want": 0, "pass": 1, "leave": 2}
 PARTS = ("expire", "pay", "ready", "repair", "shut", "tidy")  # of a tick, each its own transaction
-REFUSALS = {"MU001": Fenced, "MU002": NameTaken, "MU003": PolicyChanged}
+NAME_TAKEN = "MU002"
+REFUSALS = {"MU001": Fenced, "MU003": PolicyChanged}
 # The transaction was undone, and may be tried again: deadlock, serialization, a lock not had, a
 # partition made at this moment (add_partitions).
 AGAIN = ("40P01", "40001", "55P03", "23514")
@@ -100,7 +104,7 @@ class PostgresEngine:
     def __init__(
         self, url: str, schema: str = SCHEMA, *, alone: int = 0, patience_seconds: float = 0
     ) -> None:
-        """`alone` is a number that one session has at a time: a former one is ended before.
+        """`alone` is the number of the session: former ones of its node are ended (checks.py).
 
         With `patience_seconds` a call that takes longer is ended by the server.
         """
@@ -164,14 +168,18 @@ class PostgresEngine:
             raise self._refusal(error) from error
 
     def _refusal(self, error: psycopg.Error) -> EngineError:
+        why = error.diag.message_primary or ""
+        if error.sqlstate == NAME_TAKEN:
+            return NameTaken(why, int(error.diag.message_detail or 0))
         refusal = REFUSALS.get(error.sqlstate or "")
         if refusal is not None:
-            return refusal(error.diag.message_primary or "")
-        lost = self._connection is None or self._connection.closed or self._connection.broken
-        if lost or error.sqlstate in AGAIN or isinstance(error, psycopg.OperationalError):
-            if lost:
-                self.close()
-            return EngineAway(f"PostgreSQL at {checks.place(self._url)}: {error}")
+            return refusal(why)
+        said = f"PostgreSQL at {checks.place(self._url)}: {error}"
+        if self._connection is None or self._connection.closed or self._connection.broken:
+            self.close()
+            return EngineAway(said)
+        if error.sqlstate in AGAIN or isinstance(error, psycopg.OperationalError):
+            return EngineUnreached(said)  # it was undone: its disk is full, for one
         return EngineError(str(error))
 
     def _wake(self, wakes: Wakes) -> None:
@@ -199,33 +207,22 @@ class PostgresEngine:
     # -- nodes --------------------------------------------------------------------------------
 
     def join(self, card: NodeCard) -> Joined:
-        pools, tasks = card.pools, [(p.name, task) for p in card.pools for task in p.tasks]
-        rows = self._call(
-            "join_1",
-            card.identity,
-            card.name,
-            card.lease_ns,
-            card.software,
-            _pack(card),
-            [each.name for each in pools],
-            [each.queue_size for each in pools],
-            [each.aging_ns for each in pools],
-            [each.max_crashes for each in pools],
-            [each.cache_ns for each in pools],
-            [each.debounce_ns for each in pools],
-            [f"{pool}.{task.method}" for pool, task in tasks],
-            [task.fallback_on for _, task in tasks],
-            [task.cache_ns for _, task in tasks],
-            [task.debounce_ns for _, task in tasks],
-        )
+        rows = self._call("join_1", card.identity, *_declared(card))
         wakes = Wakes()
         tell([row[3:] for row in rows], wakes)
         self._wake(wakes)
         return Joined(*rows[0][:3])
 
+    def redeclare(self, tenure: int, card: NodeCard) -> None:
+        self._call("redeclare_1", tenure, *_declared(card))
+
     def rejoin(self, tenure: int, running: Sequence[Held]) -> list[str]:
         ids, claims = [each.id for each in running], [each.claim for each in running]
-        return [row[0] for row in self._call("rejoin_1", tenure, ids, claims)]
+        rows = self._call("rejoin_1", tenure, ids, claims)
+        wakes = Wakes()
+        tell([row for row in rows if row[2] != LOST], wakes)
+        self._wake(wakes)
+        return [row[0] for row in rows if row[2] == LOST]
 
     def release(self, tenure: int, known: Sequence[Held]) -> int:
         ids, claims = [each.id for each in known], [each.claim for each in known]
@@ -339,9 +336,9 @@ class PostgresEngine:
         self._wake(wakes)
         return told
 
-    def ended(self, waiter: int, after: str = "") -> Ended:
-        [(now, ids)] = self._call("ended_1", waiter, after)
-        return Ended(tuple(ids or ()), now)
+    def ended(self, waiter: int, after: str = "", limit: int = ENDED_MAX) -> Ended:
+        [(now, ids, more)] = self._call("ended_1", waiter, after, limit)
+        return Ended(tuple(ids or ()), now, more)
 
     def look_up(self, ids: Sequence[str]) -> list[Outcome]:
         return [outcome(*row) for row in self._call("look_up_1", list(ids))]
@@ -546,3 +543,24 @@ class PostgresEngine:
     def statistics(self) -> Statistics:
         [(oldest_ns, dead, live_bytes)] = self._call("statistics_1")
         return Statistics(oldest_ns, dead, live_bytes, tuple(self.counts()))
+
+
+def _declared(card: NodeCard) -> tuple[object, ...]:
+    """Return what a node says of itself, as join_1 and redeclare_1 take it."""
+    pools, tasks = card.pools, [(p.name, task) for p in card.pools for task in p.tasks]
+    return (
+        card.name,
+        card.lease_ns,
+        card.software,
+        _pack(card),
+        [each.name for each in pools],
+        [each.queue_size for each in pools],
+        [each.aging_ns for each in pools],
+        [each.max_crashes for each in pools],
+        [each.cache_ns for each in pools],
+        [each.debounce_ns for each in pools],
+        [f"{pool}.{task.method}" for pool, task in tasks],
+        [task.fallback_on for _, task in tasks],
+        [task.cache_ns for _, task in tasks],
+        [task.debounce_ns for _, task in tasks],
+    )

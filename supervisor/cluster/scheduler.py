@@ -25,8 +25,14 @@ from musterd.ipc.wire import node_messages as wire
 from musterd.ipc.wire.messages import BATCH_BYTES_MAX, TaskDeclaration
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.calls import Lane
-from musterd.supervisor.cluster.claimer import Leave, Tell
-from musterd.supervisor.cluster.sidecar_events import Call, EngineAnswered, EngineFailed, Standing
+from musterd.supervisor.cluster.sidecar_events import (
+    Call,
+    EngineAnswered,
+    EngineFailed,
+    Leave,
+    Standing,
+    Tell,
+)
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import SchedulePolicy
 from musterd.supervisor.core.model.runs import (

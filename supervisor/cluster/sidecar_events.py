@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from musterd.ipc.wire import node_messages as wire
 from musterd.ipc.wire.messages import (
     Change,
     ClientMessage,
@@ -27,7 +28,8 @@ class EngineFailed(Struct, frozen=True):
     reason: str
     refused: bool = False
     fenced: bool = False  # the tenure is over
-    unsent: bool = False  # the call was not made
+    unsent: bool = False  # the call did not take effect
+    taken_ns: int | None = None  # the node's name is another's, who was heard of so long ago
 
 
 class Notified(Struct, frozen=True):
@@ -178,3 +180,28 @@ Action = (
     | actions.TellMissing
     | actions.TellProgress
 )
+
+# -- of the claimer ---------------------------------------------------------------------------
+
+
+class Tell(Struct, frozen=True):
+    """Send a message to the supervisor."""
+
+    message: wire.SidecarMessage
+
+
+class Left(Struct, frozen=True):
+    """The node has left the cluster: the process may end."""
+
+
+class NameInUse(Struct, frozen=True):
+    """Another live node has this node's name: the daemon ends."""
+
+    reason: str
+
+
+class Leave(Struct, frozen=True):
+    """The process is to end (an event)."""
+
+
+ClaimerAction = Call | Tell | Left | NameInUse | actions.Report

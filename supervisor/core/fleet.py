@@ -93,7 +93,7 @@ class Fleet:
         self._handler_requests = HandlerRequests(state, ledger, coalescing, claims)
         self._waits = Waits(state, disk_queue, self._autoscale.bound)
         self._schedules = schedules = Schedules(state, ledger, intake)
-        self.sidecars = make_sidecars(state)
+        self.sidecars = make_sidecars(state, self._place_taken)
         self._shutdown = Shutdown(state, ledger, lifecycle, self.sidecars, claims)
         self._recycling = lifecycle.recycling
         self._replacement = lifecycle.replacement
@@ -248,6 +248,16 @@ class Fleet:
             fatal = sidecar.state == SidecarState.FATAL
             self._reception.sidecar_exited(sidecar.reason, fatal=fatal)
 
+    def _place_taken(self, reason: str) -> None:
+        """End: another daemon has this one's place."""
+        if self._shutdown.phase == Phase.UP:
+            self._close(events.ShutdownRequested(reason), code=events.EXIT_TAKEN)
+
+    def _close(self, event: events.ShutdownRequested, code: int = 0) -> None:
+        self._schedules.closing(event)
+        self._shutdown.request(event.reason, sockets_survive=event.sockets_survive, code=code)
+        self._lifecycle.fork_servers.keep_spares(event)
+
     def _of_fork_server(self, event: News) -> None:
         if not self._replacement.heard(event):
             self._lifecycle.fork_servers.heard(event)
@@ -270,13 +280,7 @@ class Fleet:
             events.SchedulePauseRequested: self._schedules.pause,
             events.ChangesFollowed: self._schedules.followed,
             events.PolicyChanged: self._reload.policy_changed,
-            events.ShutdownRequested: _in_turn(
-                self._schedules.closing,
-                lambda event: self._shutdown.request(
-                    event.reason, sockets_survive=event.sockets_survive
-                ),
-                self._lifecycle.fork_servers.keep_spares,
-            ),
+            events.ShutdownRequested: self._close,
             events.CleanupFinished: lambda event: self._shutdown.cleaned_up(event.reason),
         }
 

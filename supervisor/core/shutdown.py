@@ -25,6 +25,9 @@ from musterd.supervisor.core.workers.sidecar import Sidecar
 # The runner of the clean-up functions keeps the time itself; the slack is in case it does not.
 CLEANUP_SLACK_NS = 1 * SECOND_NS
 CLOSE_BUDGET_NS = 10 * SECOND_NS  # a store that cannot write must not keep the daemon forever
+# For the ends of attempts, while the engine is away: beyond a short restart of it, their tasks run
+# again elsewhere sooner than anybody would take them.
+AWAY_BUDGET_NS = 2 * SECOND_NS
 
 
 class Phase(IntEnum):
@@ -52,12 +55,16 @@ class Shutdown:
         self._sidecars = sidecars
         self._claims = claims
         self._requests = 0
+        self._code = 0
         self._entered_ns = 0
+        self._patient = True
         self.phase = Phase.UP
 
-    def request(self, reason: str, *, sockets_survive: bool) -> None:
+    def request(self, reason: str, *, sockets_survive: bool, code: int = 0) -> None:
+        """Begin a shutdown, or hasten it. `code`: with which the daemon exits in the end."""
         self._requests += 1
         if self._requests == 1:
+            self._code = code
             self._state.intake_open = False
             self._state.sockets_survive = sockets_survive
             self._lifecycle.replacement.stop_all()
@@ -130,12 +137,20 @@ class Shutdown:
             if sidecar.name != CLUSTER:  # told until the end how the last attempts ended
                 sidecar.stop_for_good()
         self._state.timers.at(self._state.now_ns + CLOSE_BUDGET_NS, self._close_over)
+        self._state.timers.at(self._state.now_ns + AWAY_BUDGET_NS, self._wait_over)
 
     def _close_over(self) -> None:
         if self.phase == Phase.CLOSE:
             late = "the cluster" if self._ledger.settled else "the store"
-            self._enter(Phase.OVER, f"{late} did not finish in time")
-            self._state.out.append(Exit())
+            self._exit(f"{late} did not finish in time")
+
+    def _wait_over(self) -> None:
+        """Wait no longer for an engine that is away; advance() looks at it."""
+        self._patient = False
+
+    def _exit(self, reason: str = "") -> None:
+        self._enter(Phase.OVER, reason)
+        self._state.out.append(Exit(self._code))
 
     def advance(self) -> None:
         """After every event: leave a phase that has nothing left to wait for."""
@@ -147,6 +162,8 @@ class Shutdown:
             self._state.out.append(RunCleanup(policy.cleanup, policy.cleanup_timeout_ns))
             due_ns = self._state.now_ns + policy.cleanup_timeout_ns + CLEANUP_SLACK_NS
             self._state.timers.at(due_ns, self._cleanup_over)
-        if self.phase == Phase.CLOSE and self._ledger.settled and self._claims.settled:
-            self._enter(Phase.OVER)
-            self._state.out.append(Exit())
+        if self.phase == Phase.CLOSE and self._ledger.settled:
+            if self._claims.settled:
+                self._exit()
+            elif self._claims.away and not self._patient:
+                self._exit("the cluster's database does not answer: what ended last runs again")

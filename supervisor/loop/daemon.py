@@ -97,6 +97,7 @@ class Daemon:
         self._inbox: deque[object] = deque()
         self._feeding = False
         self._over = False
+        self.exit_code = 0
         self._lookups: ClientLookups = ClientLookups(self, self._clients)
         self._runner = ActionRunner(
             self,
@@ -489,9 +490,9 @@ class Daemon:
     def _dump(self) -> None:
         log.note("daemon.state", state=msgspec.json.encode(self.status()).decode())
 
-    def _leave(self) -> None:
+    def _leave(self, code: int) -> None:
         """End the loop: the core has nothing left to do."""
-        self._over = True
+        self._over, self.exit_code = True, code
 
     def _close(self) -> bool:
         """Do the last steps, even after a failure; return whether all succeeded."""

@@ -81,7 +81,7 @@ class ActionRunner:
         calls: BackgroundCalls,
         declarations: Declarations,
         reloading: Reloading,
-        leave: Callable[[], None],
+        leave: Callable[[int], None],
         log_tasks: int,
         tasks_socket: str,
         node: "NodePort | None" = None,
@@ -145,7 +145,7 @@ class ActionRunner:
             actions.ServeClients: lambda a: clients.serve(a.serve),
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,
-            actions.Exit: lambda _: leave(),
+            actions.Exit: lambda action: leave(action.code),
         }
 
     def do(self, action: actions.Action) -> None:

@@ -32,26 +32,17 @@ THREADS = {
     **dict.fromkeys(("submit", "cancel", "invalidate"), WRITES),
     **dict.fromkeys(("ended", "changes", "marks"), READS),
     **dict.fromkeys(("fetch", "view"), FETCHES),
-    **dict.fromkeys(("join", "rejoin", "release", "beat", "leave"), MEMBER),
+    **dict.fromkeys(("join", "redeclare", "rejoin", "release", "beat", "leave"), MEMBER),
     "claim": CLAIMS,
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
     **dict.fromkeys(("tick", "reap", "retain"), TIME),
     **dict.fromkeys(("policy", "due", "settle", "announce"), TIME),
     **dict.fromkeys(("states", "locks"), HANDLERS),
 }
-# The only sessions of their kind: a call of a former one that comes late would undo a later one.
-ALONE = {WRITES: 0, HANDLERS: 1 << 62}
 LISTEN_SECONDS = 1.0  # between two looks at what is to be listened to
 RECONNECT_SECONDS = 1.0
 
 Event = EngineAnswered | EngineFailed
-
-
-class Failed(Struct, frozen=True):
-    """Nothing more can be done; the process ends with this code."""
-
-    code: int
-    reason: str
 
 
 class Job(Struct, frozen=True):
@@ -65,14 +56,13 @@ class Job(Struct, frozen=True):
 
 
 class Engines:
-    def __init__(self, url: str, waiter: int) -> None:
-        """Threads of ALONE have the only sessions of this `waiter`, which is below 2 ** 62."""
+    def __init__(self, url: str, alone: int) -> None:
+        """`alone` is the number of this process (checks.py)."""
         self._url = url
-        self._waiter = waiter
+        self._alone = alone
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._queues: dict[int, SimpleQueue[Job]] = {}
         self._done: deque[tuple[Callable[[Event], object], Event]] = deque()
-        self.failed: Failed | None = None
 
     def fileno(self) -> int:
         """Return the descriptor that is readable when there are answers."""
@@ -83,8 +73,7 @@ class Engines:
         queue = self._queues.get(number)
         if queue is None:
             queue = self._queues[number] = SimpleQueue()
-            alone = self._waiter | ALONE[number] if number in ALONE else 0
-            engine = PostgresEngine(self._url, alone=alone)
+            engine = PostgresEngine(self._url, alone=self._alone | number)
             name = f"engine-{number}"
             threading.Thread(
                 target=self._work, args=(engine, queue), name=name, daemon=True
@@ -120,9 +109,7 @@ class Engines:
         except Fenced as error:
             return EngineFailed(job.ticket, str(error), fenced=True)
         except NameTaken as error:
-            why = f"{error}: give this machine another name with cluster.node, or wait until its "
-            self.failed = Failed(69, f"{why}lease is over")
-            return EngineFailed(job.ticket, str(error))
+            return EngineFailed(job.ticket, str(error), taken_ns=error.beat_age_ns)
         except EngineError as error:
             return EngineFailed(job.ticket, str(error), refused=True)
         return EngineAnswered(job.ticket, result)

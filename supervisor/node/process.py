@@ -31,7 +31,7 @@ from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.node_codec import decode_node
 from musterd.ipc.wire.node_messages import NODE_PROTOCOL, Pools, SidecarHello
 from musterd.ipc.wire.zmtp import Connection
-from musterd.supervisor.cluster import claimer as claims
+from musterd.supervisor.cluster.checks import KIND_BITS, LIFE_BITS
 from musterd.supervisor.cluster.claimer import Claimer
 from musterd.supervisor.cluster.engine import EngineAway, EngineRefused, NodeCard
 from musterd.supervisor.cluster.gateway import Gateway
@@ -45,6 +45,9 @@ from musterd.supervisor.cluster.sidecar_events import (
     EndPeer,
     EngineAnswered,
     GiveAdvice,
+    Leave,
+    Left,
+    NameInUse,
     NodeNotified,
     Notified,
     PassOn,
@@ -52,6 +55,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     PoolsTold,
     ShowView,
     Standing,
+    Tell,
     TellChange,
 )
 from musterd.supervisor.cluster.splitter import Splitter
@@ -67,7 +71,7 @@ from musterd.supervisor.settings.node import NodeSettings
 from musterd.supervisor.sockets.declarations import Declarations
 from musterd.supervisor.system import descriptors
 
-EXIT_FAILED, EXIT_CONFIGURATION = 1, 78
+EXIT_FAILED, EXIT_NAME_TAKEN, EXIT_CONFIGURATION = 1, 69, 78
 BEAT_NS = 5_000_000_000  # a fraction of what the daemon waits for (core/workers/sidecar.py)
 SECOND_NS = 1_000_000_000
 LEAVE_NS = 2 * SECOND_NS  # for the last ends, when the daemon ends
@@ -75,6 +79,7 @@ LEAVE_NS = 2 * SECOND_NS  # for the last ends, when the daemon ends
 # is away.
 SERVE_NS = 5 * SECOND_NS
 IDENTITY_FILE = "node.id"  # in state_dir
+NODE_MASK = (1 << 39) - 1  # of the number under which sessions are known (cluster/checks.py)
 
 
 class Ended(Exception):
@@ -129,7 +134,8 @@ class Sidecar:
         self._claimer = Claimer(card, rng, settings.keep_ns)
         self._scheduler = Scheduler(rng, time_zone)
         self._standing: Standing | None = None  # as the scheduler knows it
-        self._engines = Engines(url, waiter)
+        process = ((waiter & NODE_MASK) << LIFE_BITS) | secrets.randbits(LIFE_BITS)
+        self._engines = Engines(url, process << KIND_BITS)
         handed = socket.socket(fileno=settings.tasks_fd)
         self._clients = RelayPort(
             Path(settings.tasks_socket), secrets.token_hex(8), None, handed=handed
@@ -160,8 +166,6 @@ class Sidecar:
         while True:
             self._wait()
             self._engines.hear()
-            if self._engines.failed is not None:
-                raise Trouble(self._engines.failed.reason, self._engines.failed.code)
             self._hear_node()
             self._pairs.receive()
             self._hear_clients()
@@ -246,8 +250,8 @@ class Sidecar:
                 feed(events.Ticked())
         if self.stopping and not self._leaving_ns:
             self._leaving_ns = now_ns + LEAVE_NS
-            self._feed_scheduler(claims.Leave())
-            self._feed_claimer(claims.Leave())
+            self._feed_scheduler(Leave())
+            self._feed_claimer(Leave())
         if self._leaving_ns and now_ns >= self._leaving_ns:
             raise Ended
         if now_ns >= self._tidy_ns:
@@ -329,7 +333,7 @@ class Sidecar:
             match action:
                 case Call():
                     self._call(action, self._feed_scheduler)
-                case claims.Tell(message):
+                case Tell(message):
                     self._node.put(encode(message))
                 case actions.Report():
                     _report(action)
@@ -339,11 +343,12 @@ class Sidecar:
             match action:
                 case Call():
                     self._call(action, self._feed_claimer)
-                case claims.Tell(message):
+                case Tell(message):
                     self._node.put(encode(message))
-                case claims.Left():
-                    if self.stopping:
-                        raise Ended
+                case Left():
+                    raise Ended
+                case NameInUse(reason):
+                    raise Trouble(reason, EXIT_NAME_TAKEN)
                 case actions.Report():
                     _report(action)
 

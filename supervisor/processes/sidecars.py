@@ -23,6 +23,7 @@ from musterd.supervisor.core.model.events import (
     ALERTS,
     CLUSTER,
     EVENTS,
+    EXIT_TAKEN,
     WEB,
     SidecarBeat,
     SidecarExited,
@@ -155,7 +156,9 @@ class SidecarProcesses:
         reason = f"it {how_it_ended(code)}" + (f": {words}" if words else "")
         fatal = code == EXIT_CONFIGURATION
         told = words or reason if fatal else reason
-        self._happened.append(SidecarExited(living.number, told, fatal, living.name))
+        if code == EXIT_TAKEN:
+            told = words or reason
+        self._happened.append(SidecarExited(living.number, told, fatal, living.name, code))
 
     def _bury(self, living: _Living) -> int:
         del self._living[living.name]

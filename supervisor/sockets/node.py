@@ -172,13 +172,13 @@ class NodePort:
 def messages_of(action: ClusterAction) -> list[NodeMessage]:
     """Return the messages to the sidecar that an action means."""
     match action:
-        case actions.GreetCluster(tenure, held, unconfirmed):
+        case actions.GreetCluster(tenure, held, unconfirmed, member):
             parts = [held[at : at + ATTEMPTS_MAX] for at in range(0, len(held), ATTEMPTS_MAX)]
             first, *others = parts or [[]]
             last = len(others) - 1
             holds = [Holds(part, number < last) for number, part in enumerate(others)]
             more = bool(others)
-            return [Greeting(NODE_PROTOCOL, tenure, first, unconfirmed, more), *holds]
+            return [Greeting(NODE_PROTOCOL, tenure, first, unconfirmed, more, member), *holds]
         case actions.ShowPools(cards, local):
             return [Pools(cards, local)]
         case actions.WantAttempts(request, pool, count, names, seen):

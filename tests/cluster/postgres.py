@@ -116,9 +116,9 @@ class Server:
 
 
 @contextmanager
-def servers(**settings: str) -> Iterator[Server]:
-    """A running server, which is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="musterd-pg-"))
+def servers(folder: Path | None = None, **settings: str) -> Iterator[Server]:
+    """A running server, which is gone afterwards. `folder`: where to make its folder."""
+    folder = Path(tempfile.mkdtemp(prefix="musterd-pg-", dir=folder))
     server = Server(folder, settings)
     try:
         server.start()

@@ -1,6 +1,7 @@
 """The contract of engines: submits, claims, ends, nodes. Every test is run with each engine."""
 
 import pytest
+from msgspec import structs
 from rig import SICK, Rig, end, pool, want
 
 from musterd.ipc.resilience.policy import SECOND_NS
@@ -24,12 +25,16 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.supervisor.cluster.engine import (
     INTERRUPTIONS_MAX,
+    ClusterPolicy,
     End,
+    Ended,
     Fenced,
     Held,
     NameTaken,
+    NodeCard,
     Want,
 )
+from musterd.supervisor.core.model.policy import TargetPolicy
 
 # -- submit, claim, finish ----------------------------------------------------------------------
 
@@ -600,7 +605,19 @@ def test_a_second_live_node_of_a_name_is_refused(rig: Rig) -> None:
     with pytest.raises(NameTaken, match="'a'"):
         rig.join("a", identity="two", lease=10)
     rig.pass_time(11)
+    with pytest.raises(NameTaken) as taken:  # its lease is over, and it may be back
+        rig.join("a", identity="two", lease=10)
+    assert 11 * SECOND_NS <= taken.value.beat_age_ns < 60 * SECOND_NS
+    rig.engine.reap()
     rig.join("a", identity="two", lease=10)
+
+
+def test_a_node_cannot_take_the_name_of_another(rig: Rig) -> None:
+    a, _ = rig.join("a"), rig.join("b")
+    with pytest.raises(NameTaken):
+        rig.engine.redeclare(a, NodeCard("id-a", "b", 30 * SECOND_NS))
+    rig.engine.redeclare(a, NodeCard("id-a", "c", 30 * SECOND_NS))
+    assert [each.name for each in rig.engine.nodes()] == ["b", "c"]
 
 
 def test_a_node_that_joins_again_gives_its_claims_back_at_once(rig: Rig) -> None:
@@ -787,3 +804,134 @@ def test_a_claim_that_somebody_else_has_is_lost(rig: Rig) -> None:
     assert rig.engine.rejoin(b, held) == [first, ended]
     with pytest.raises(Fenced):
         rig.engine.rejoin(999, held)
+
+
+def test_what_a_node_does_not_run_goes_back_when_it_registers(rig: Rig) -> None:
+    a = rig.join("a")
+    ids = rig.submit(*rig.tasks(3))
+    known, unheard, begun = rig.claim(a, 3)
+    rig.engine.begun(a, [Held(begun.id, begun.claim)])
+    assert rig.engine.rejoin(a, [Held(known.id, known.claim)]) == []
+    assert [each.claims for each in rig.engine.nodes()] == [1]
+    again = {grant.id: grant for grant in rig.claim(a, 3)}
+    assert list(again) == ids[1:]
+    assert (again[unheard.id].attempt, again[unheard.id].crashes) == (1, 0)
+    assert (again[begun.id].attempt, again[begun.id].crashes) == (1, 1)  # it was lost as it ran
+    assert rig.finish(a, unheard, begun) == []
+    assert [told.id for told in rig.finish(a, known)] == [known.id]
+
+
+def test_an_end_that_was_heard_of_before_a_restart_does_not_come_back(rig: Rig) -> None:
+    a = rig.join("a")
+    ended, waits = rig.submit(*rig.tasks(2))
+    first, second = rig.claim(a, 2)
+    rig.finish(a, first)
+    rig.finish(a, second, kind="failed", retry_ns=SECOND_NS)
+    rig.restart([])
+    assert rig.engine.rejoin(a, [Held(ended, first.claim), Held(waits, second.claim)]) == [
+        ended,
+        waits,
+    ]
+    rig.pass_time(2)
+    rig.engine.tick()
+    assert rig.claim_one(a).attempt == 2
+
+
+# -- other pools ------------------------------------------------------------------------------
+
+
+def test_a_node_declares_other_pools_within_its_tenure(rig: Rig) -> None:
+    a = rig.join("a", pool(tasks=["extract"], queue_size=5))
+    rig.submit(rig.task("extract"))
+    grant = rig.claim_one(a)
+    card = NodeCard(
+        "id-a", "a", 30 * SECOND_NS, "0.2", (pool(tasks=["fetch"], queue_size=50), pool("q"))
+    )
+    rig.engine.redeclare(a, card)
+    [view] = rig.engine.nodes()
+    assert (view.tenure, view.claims, view.software, view.pools) == (a, 1, "0.2", card.pools)
+    [gone] = rig.engine.submit([rig.task("extract")])
+    assert gone.rejection is not None
+    assert gone.rejection.code == UNKNOWN_TASK
+    rig.submit(*rig.tasks(10, method="fetch"), *rig.tasks(2, pool="q"))
+    assert len(rig.engine.claim(a, [want(20, tasks=["fetch"]), want(20, "q")])) == 12
+    assert [told.state for told in rig.finish(a, grant)] == [SUCCEEDED]
+    with pytest.raises(Fenced):
+        rig.engine.redeclare(999, card)
+
+
+def test_a_redeclaration_keeps_the_life_of_a_node(rig: Rig) -> None:
+    a, b = rig.join("a", lease=10), rig.join("b")
+    rig.engine.drain("a", draining=True)
+    rig.pass_time(6)
+    rig.engine.redeclare(a, NodeCard("id-a", "a", 10 * SECOND_NS, "", (pool(),)))
+    rig.pass_time(6)
+    rig.engine.beat(b)
+    assert [each.draining for each in rig.engine.nodes()] == [True, False]
+    assert [each.name for each in rig.engine.reap()] == ["a"]  # it is no heartbeat
+
+
+# -- many ends --------------------------------------------------------------------------------
+
+
+def test_ends_are_told_in_portions_and_each_once(rig: Rig) -> None:
+    a = rig.join("a")
+    after = rig.engine.ended(0).after
+    ids = rig.submit(*rig.tasks(23), waiter=7)
+    heard: list[str] = []
+    for _ in range(3):
+        grants = rig.claim(a, 8)
+        for grant in grants:
+            rig.finish(a, grant)
+        ended = rig.engine.ended(7, after, limit=5)
+        assert len(ended.ids) <= 5
+        heard += ended.ids
+        after = ended.after
+    while True:
+        ended = rig.engine.ended(7, after, limit=5)
+        heard += ended.ids
+        after = ended.after
+        if not ended.more:
+            break
+    assert sorted(heard) == sorted(ids)
+    assert rig.engine.ended(7, after) == Ended((), rig.engine.ended(0).after)
+
+
+# -- code that differs ------------------------------------------------------------------------
+
+
+def test_a_task_that_no_node_has_any_more_waits(rig: Rig) -> None:
+    a = rig.join("a")
+    fetch, extract = rig.submit(rig.task("fetch"), rig.task("extract"))
+    rig.engine.redeclare(a, NodeCard("id-a", "a", 30 * SECOND_NS, "", (pool(tasks=["extract"]),)))
+    assert [grant.id for grant in rig.engine.claim(a, [want(5, tasks=["extract"])])] == [extract]
+    assert [grant.id for grant in rig.engine.claim(rig.join("b"), [want(5)])] == [fetch]
+
+
+@pytest.mark.parametrize("target", ["", "narrow"])
+def test_a_task_far_behind_those_that_a_node_lacks_is_found(rig: Rig, target: str) -> None:
+    rig.apply(ClusterPolicy(targets={"narrow": TargetPolicy(max_concurrent=5)}))
+    a, b = rig.join("a"), rig.join("b", pool(tasks=["extract"]))
+    lacks = rig.submit(*rig.tasks(150, method="fetch", target=target))
+    wanted = rig.submit(*rig.tasks(4, target=target), rig.task(target=target, priority=LOW))
+    more = rig.submit(*rig.tasks(70, method="fetch", target=target), rig.task(target=target))
+    names = want(3, tasks=["extract"])
+    first = rig.engine.claim(b, [names])
+    assert [grant.id for grant in first] == wanted[:3]
+    second = rig.engine.claim(b, [structs.replace(names, count=2)])
+    assert [grant.id for grant in second] == [wanted[3], more[-1]]
+    rig.finish(b, *first, *second)
+    assert [grant.id for grant in rig.engine.claim(b, [names])] == [wanted[4]]
+    assert [grant.id for grant in rig.claim(a, 4)] == lacks[:4]
+
+
+def test_lanes_without_anything_for_a_node_hold_it_up_nowhere(rig: Rig) -> None:
+    rig.join("a")
+    b = rig.join("b", pool(tasks=["extract"]))
+    rig.submit(*[rig.task("fetch", target=f"s{n}") for n in range(100)])
+    ids = rig.submit(*[rig.task(target=f"s{n}") for n in (3, 70, 99)])
+    granted = rig.engine.claim(b, [want(10, tasks=["extract"])])
+    assert sorted(grant.id for grant in granted) == ids
+    rig.finish(b, *granted, kind="untouched")
+    rig.engine.tick()
+    assert len(rig.engine.claim(b, [want(10, tasks=["extract"])])) == 3

@@ -329,6 +329,35 @@ def test_an_end_is_told_whatever_the_order_of_the_transactions(cluster: Cluster)
     assert rig.engine.ended(5, again.after).ids == ()
 
 
+def test_portions_of_ends_miss_none_that_is_committed_between_them(cluster: Cluster) -> None:
+    rig = cluster.rig()
+    a = rig.join()
+    ids = rig.submit(*rig.tasks(9), waiter=5)
+    grants = rig.claim(a, 9)
+    early = psycopg.connect(cluster.url)
+    early.execute("SELECT pg_current_xact_id()")
+    early.execute(
+        "SELECT * FROM musterd.finish_1(%s, ARRAY[%s], ARRAY[%s::bigint], ARRAY[0::smallint], "
+        "NULL, ARRAY[1::bigint], NULL, NULL, ARRAY[false], ARRAY[0::bigint], ARRAY[-1::bigint], "
+        "ARRAY[0::bigint], NULL, NULL)",
+        (a, grants[0].id, grants[0].claim),
+    )
+    for grant in grants[1:7]:
+        rig.finish(a, grant)
+    first = rig.engine.ended(5, limit=4)
+    assert (len(first.ids), first.more) == (4, True)
+    early.commit()  # its number is lower than that of all others
+    early.close()
+    rig.finish(a, *grants[7:])
+    heard, after, more = [*first.ids], first.after, True
+    while more:
+        told = rig.engine.ended(5, after, limit=4)
+        heard, after, more = [*heard, *told.ids], told.after, told.more
+    told = rig.engine.ended(5, after)
+    assert (sorted([*heard, *told.ids]), told.more) == (sorted(ids), False)
+    assert rig.engine.ended(5, told.after).ids == ()
+
+
 def test_a_connection_younger_than_the_lease_reaps_nobody(cluster: Cluster) -> None:
     rig = cluster.rig()
     rig.join("a", lease=30)

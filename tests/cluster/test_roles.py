@@ -21,7 +21,7 @@ NODE = SUBMIT | {
     *("finish_1", "release_1", "progress_1", "tick_1", "retain_1", "state_load_1"),
     *("state_save_1", "states_1", "locks_1", "lock_wake_1", "due_1", "settle_1"),
     *("policy_1", "invalidate_1", "counts_1", "ran_1", "announce_1", "schedules_1"),
-    *("statistics_1", "nodes_1", "sites_1", "find_1", "recent_1"),
+    *("statistics_1", "nodes_1", "sites_1", "find_1", "recent_1", "redeclare_1"),
 }
 ADMIN = SUBMIT | {
     *("apply_1", "policy_1", "breaker_1", "sites_1", "nodes_1", "drain_1", "forget_1"),

@@ -386,6 +386,7 @@ class GreetCluster(Action, frozen=True):
     tenure: int
     held: list[Held]
     unconfirmed: int
+    member: bool = False  # it has been a member before
 
 
 class ShowPools(Action, frozen=True):
@@ -472,4 +473,6 @@ class RunCleanup(_End, frozen=True):
 
 
 class Exit(_End, frozen=True):
-    """Close the store and exit."""
+    """Close the store and exit, with this code if all went well."""
+
+    code: int = 0

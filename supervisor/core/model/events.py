@@ -15,6 +15,9 @@ from musterd.supervisor.core.model.shared import ClusterPolicy
 
 # The names of the sidecars.
 WEB, ALERTS, EVENTS, CLUSTER = "web", "alerts", "events", "cluster"
+# The exit code of a cluster sidecar whose name is another node's, and then of the daemon; the same
+# as of a second daemon in one directory.
+EXIT_TAKEN = 69
 
 
 class Started(Struct, frozen=True):
@@ -416,6 +419,7 @@ class SidecarExited(Struct, frozen=True):
     reason: str
     fatal: bool = False  # trying again will not help
     name: str = WEB
+    code: int = 0  # EXIT_TAKEN ends the daemon, too
 
 
 # -- the cluster (core/tasks/claims.py) --------------------------------------------------------

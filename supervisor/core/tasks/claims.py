@@ -34,6 +34,7 @@ from musterd.ipc.wire.messages import (
     NOT_GIVEN,
     Completion,
     Failure,
+    TaskDeclaration,
 )
 from musterd.ipc.wire.node_messages import (
     Attempt,
@@ -81,6 +82,7 @@ class Feed(Struct):
     want: WantAttempts | None = None  # the open one
     cost_ns: int = UNKNOWN_COST_NS  # of a run, smoothed over all its tasks
     looking: bool = False  # a look at what waits for too long is due
+    declared: dict[str, TaskDeclaration] | None = None  # whose names the open want has
 
 
 class Claims:
@@ -92,6 +94,7 @@ class Claims:
         self._feeds: dict[str, Feed] = {}
         self._connected = False
         self._tenure = 0
+        self._was_member = False
         self._until_ns = 0  # the end of the lease
         self._expiry_ns = NEVER_NS  # the soonest of the attempts that are here
         self._draining = False
@@ -111,6 +114,11 @@ class Claims:
     def settled(self) -> bool:
         """Whether nothing waits for the cluster, or nobody is there who could be waited for."""
         return not self._unconfirmed or not self._connected
+
+    @property
+    def away(self) -> bool:
+        """Whether the engine does not answer, as far as is known."""
+        return self._away or not self._tenure
 
     def follow(self) -> None:
         """Take over a changed policy."""
@@ -196,15 +204,17 @@ class Claims:
     def _want(self, pool: Pool, feed: Feed) -> None:
         room, whole = self._room(pool, feed)
         open_ = feed.want.count if feed.want is not None else 0
-        if room == open_:
+        renamed = feed.declared is not pool.declarations  # its code has other tasks, maybe
+        if room == open_ and not (renamed and open_):
             return
-        if room > open_:
+        if room > open_ and not (renamed and open_):
             idle = any(not slot.leases for slot in pool.free_slots)
             step = max(1, whole // 4) if open_ or not idle else 1
             if room - open_ < step:
                 return  # not worth a question
         self._requests += 1
         names = tuple(f"{pool.name}.{method}" for method in pool.declarations or ())
+        feed.declared = pool.declarations
         seen = self._seen.get(pool.name, 0)
         want = WantAttempts(self._requests, pool.name, room, names, seen)
         feed.want = want if room else None
@@ -263,7 +273,8 @@ class Claims:
         self.disconnected(None)
         self._connected = True
         held = [_held(task) for task in self._claimed.values() if not _lost(task)]
-        self._state.out.append(GreetCluster(self._tenure, held, len(self._unconfirmed)))
+        unconfirmed = len(self._unconfirmed)
+        self._state.out.append(GreetCluster(self._tenure, held, unconfirmed, self._was_member))
         self._ends = list(self._unconfirmed.values())
         self._begun = [
             _held(task)
@@ -283,6 +294,7 @@ class Claims:
         if event.tenure != self._tenure:
             self._lose_all()
             self._tenure = event.tenure
+            self._was_member = True
         if event.away != self._away:
             self._away = event.away
             what = ("cluster.away", "warning") if event.away else ("cluster.back", "info")

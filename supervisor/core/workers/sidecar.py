@@ -12,6 +12,9 @@ A sidecar is restarted for as long as the daemon runs, with pauses that grow to 
 change of its policy the process is stopped, and the next one is started when it is gone: two would
 want the same address, or the same file. A process is known by its number, so late news of a former
 process are recognised.
+
+A sidecar that finds that another daemon has its place (EXIT_TAKEN: the cluster has a live node of
+this name) takes the daemon along: two of them would take turns for ever.
 """
 
 from collections.abc import Callable
@@ -27,6 +30,7 @@ from musterd.supervisor.core.model.events import (
     ALERTS,
     CLUSTER,
     EVENTS,
+    EXIT_TAKEN,
     WEB,
     SidecarBeat,
     SidecarExited,
@@ -57,9 +61,16 @@ class SidecarState(StrEnum):
 
 
 class Sidecar:
-    def __init__(self, state: State, name: str, wanted: Callable[[FleetPolicy], str]) -> None:
-        """`wanted` returns the build that a policy wants; "" for none."""
+    def __init__(
+        self,
+        state: State,
+        name: str,
+        wanted: Callable[[FleetPolicy], str],
+        taken: Callable[[str], None],
+    ) -> None:
+        """`wanted` returns the build that a policy wants; "" for none. `taken` ends the daemon."""
         self._state = state
+        self._taken = taken
         self.name = name
         self._wanted = wanted
         self.state = SidecarState.DOWN
@@ -142,6 +153,11 @@ class Sidecar:
                 self._start()
             return
         self.reason = self._killed_for or event.reason
+        if event.code == EXIT_TAKEN and self.name == CLUSTER:
+            self.state = SidecarState.FATAL
+            self._report("fatal", "error", reason=self.reason)
+            self._taken(self.reason)
+            return
         if event.fatal and not self._killed_for:
             self.state = SidecarState.FATAL
             self._report("fatal", "error", reason=self.reason)
@@ -187,12 +203,12 @@ class Sidecar:
         self._state.report(f"{self.name}.{what}", level, reason=reason, seconds=seconds)
 
 
-def make_sidecars(state: State) -> dict[str, Sidecar]:
-    """Make all sidecars, by name."""
+def make_sidecars(state: State, taken: Callable[[str], None]) -> dict[str, Sidecar]:
+    """Make all sidecars, by name. `taken` ends the daemon, for the reason given."""
     wanted: dict[str, Callable[[FleetPolicy], str]] = {
         WEB: lambda policy: policy.web,
         ALERTS: lambda policy: policy.alerts,
         EVENTS: lambda policy: policy.events,
         CLUSTER: lambda policy: policy.cluster,
     }
-    return {name: Sidecar(state, name, build) for name, build in wanted.items()}
+    return {name: Sidecar(state, name, build, taken) for name, build in wanted.items()}

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from musterd.ipc.wire.node_messages import SharedPolicy, SidecarMessage
-from musterd.supervisor.cluster.claimer import Claimer, Leave, Tell
+from musterd.supervisor.cluster.claimer import Claimer
 from musterd.supervisor.cluster.engine import (
     ClusterPolicy,
     DueSchedule,
@@ -32,9 +32,11 @@ from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
     EngineFailed,
+    Leave,
     NodeNotified,
     PoolsNotified,
     Standing,
+    Tell,
 )
 from musterd.supervisor.core.model import events
 from musterd.supervisor.sockets.node import event_of, messages_of

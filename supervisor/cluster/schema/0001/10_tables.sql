@@ -63,6 +63,9 @@ CREATE TABLE node_task (
   identity text NOT NULL, name text NOT NULL, pool int NOT NULL, fallback_on text NOT NULL,
   cache_ns bigint NOT NULL, debounce_ns bigint NOT NULL, PRIMARY KEY (identity, name));
 CREATE INDEX node_task_name ON node_task (name);
+-- Every task that a node has ever declared: one that no node has any more may still be queued.
+CREATE TABLE known_task (name text COLLATE "C" PRIMARY KEY, pool int NOT NULL);
+CREATE INDEX known_task_pool ON known_task (pool);
 
 -- The ring. state r: in the ring, e: empty, p: parked at its gate.
 CREATE TABLE lane (
@@ -107,6 +110,7 @@ CREATE TABLE live (
         autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2,
         autovacuum_vacuum_insert_scale_factor = 0.5);
 CREATE INDEX live_queued ON live (lane, seq) WHERE state = 0;
+CREATE INDEX live_named ON live (lane, name, seq) WHERE state = 0;  -- for nodes that lack others
 CREATE INDEX live_claimed ON live (tenure) WHERE state = 1;
 CREATE INDEX live_cancel ON live (tenure) WHERE state = 1 AND cancel;
 CREATE INDEX live_held ON live (held) WHERE held IS NOT NULL;

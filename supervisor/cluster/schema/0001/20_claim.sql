@@ -21,6 +21,33 @@ BEGIN
   RETURN s;
 END $$;
 
+-- The first tasks of a lane that a node has, which lacks others. A task that is not near is looked
+-- for by its name: the lane may be full of those that the node lacks.
+CREATE FUNCTION claimable(p_lane int, p_head bigint, p_names text[], p_count int)
+RETURNS TABLE (c tid, seq bigint, queued_at timestamptz, earned bool) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE now_ timestamptz := clock(); got int; near int; far bigint; reach int := p_count + 16;
+BEGIN
+  SELECT count(*), max(x.seq), count(*) FILTER (WHERE x.name = ANY (p_names)) INTO near, far, got
+  FROM (
+    SELECT v.seq, v.name FROM live v WHERE v.lane = p_lane AND v.seq > p_head AND v.state = 0
+    ORDER BY v.lane, v.seq LIMIT reach) x;
+  IF got > 0 THEN
+    RETURN QUERY SELECT v.ctid, v.seq, v.queued_at, v.earned FROM live v
+    WHERE v.lane = p_lane AND v.seq > p_head AND v.seq <= far AND v.state = 0
+      AND (v.expires_at IS NULL OR v.expires_at > now_) AND v.name = ANY (p_names)
+    ORDER BY v.lane, v.seq LIMIT p_count;
+    GET DIAGNOSTICS got = ROW_COUNT;
+  END IF;
+  IF got = p_count OR near < reach THEN RETURN; END IF;
+  RETURN QUERY SELECT y.* FROM unnest(p_names) n(name), LATERAL (
+    SELECT v.ctid, v.seq, v.queued_at, v.earned FROM live v
+    WHERE v.lane = p_lane AND v.name = n.name AND v.seq > far AND v.state = 0
+      AND (v.expires_at IS NULL OR v.expires_at > now_)
+    ORDER BY v.lane, v.name, v.seq LIMIT p_count - got) y
+  ORDER BY y.seq LIMIT p_count - got;
+END $$;
+
 -- One lane whose site or class has limits, or a breaker. It never waits: a site or class that is
 -- locked has its turn next time. Places and rates must not be forgotten by a crash of the server,
 -- so these claims wait for the disk.
@@ -32,18 +59,21 @@ DECLARE
   now_ timestamptz := clock(); s site; c class; allow int; base timestamptz; wake timestamptz;
   was text; picked tid[]; first_ int; places int;
 BEGIN
-  SELECT array_agg(x.ctid ORDER BY x.seq), count(*) FILTER (WHERE NOT x.earned)
-  INTO picked, first_ FROM (
-    SELECT v.ctid, v.seq, v.earned, v.queued_at FROM live v
-    WHERE v.lane = l.lane AND v.seq > l.head AND v.state = 0
-      AND (v.expires_at IS NULL OR v.expires_at > now_)
-      AND (p_names IS NULL OR v.name = ANY (p_names))
-    ORDER BY v.lane, v.seq LIMIT p_share) x
-  WHERE p_older IS NULL OR x.queued_at <= p_older;
+  IF p_names IS NULL THEN
+    SELECT array_agg(x.ctid ORDER BY x.seq), count(*) FILTER (WHERE NOT x.earned)
+    INTO picked, first_ FROM (
+      SELECT v.ctid, v.seq, v.earned, v.queued_at FROM live v
+      WHERE v.lane = l.lane AND v.seq > l.head AND v.state = 0
+        AND (v.expires_at IS NULL OR v.expires_at > now_)
+      ORDER BY v.lane, v.seq LIMIT p_share) x
+    WHERE p_older IS NULL OR x.queued_at <= p_older;
+  ELSE
+    SELECT array_agg(x.c ORDER BY x.seq), count(*) FILTER (WHERE NOT x.earned)
+    INTO picked, first_ FROM claimable(l.lane, l.head, p_names, p_share) x
+    WHERE p_older IS NULL OR x.queued_at <= p_older;
+  END IF;
   IF picked IS NULL THEN
-    IF p_long AND p_names IS NULL AND p_older IS NULL THEN
-      UPDATE lane SET state = 'e' WHERE lane = l.lane;
-    END IF;
+    IF p_long AND p_older IS NULL THEN PERFORM leave_ring(ARRAY[l.lane]); END IF;
     RETURN;
   END IF;
   allow := cardinality(picked);
@@ -122,6 +152,47 @@ BEGIN
   END IF;
 END $$;
 
+-- Lanes without a queued task leave a long ring; a submit or a retry brings them back.
+CREATE FUNCTION leave_ring(p_lanes int[]) RETURNS void LANGUAGE sql AS $$
+  UPDATE lane x SET state = 'e' WHERE x.lane = ANY (p_lanes) AND x.state = 'r' AND NOT EXISTS (
+    SELECT FROM live v WHERE v.lane = x.lane AND v.seq > x.head AND v.state = 0) $$;
+
+-- The same for a node that lacks some of the tasks: from lanes without gates, one after the other.
+CREATE FUNCTION take_named(p_tenure int, p_claim bigint, p_place regclass, p_ring int[],
+  p_heads bigint[], p_share int, p_wanted int, p_names text[], p_older timestamptz)
+RETURNS SETOF granted LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE now_ timestamptz := clock(); tops bigint[]; taken int[]; idle int[]; reached int;
+BEGIN
+  RETURN QUERY
+  WITH picked AS MATERIALIZED (
+    SELECT u.o, p.c FROM unnest(p_ring, p_heads) WITH ORDINALITY u(l, h, o),
+      LATERAL claimable(u.l, u.h, p_names, p_share) p
+    WHERE p_older IS NULL OR p.queued_at <= p_older LIMIT p_wanted),
+  taken AS (
+    UPDATE live v SET state = 1, tenure = p_tenure, claim = p_claim, attempt = v.attempt + 1,
+      earned = true
+    FROM picked WHERE v.ctid = picked.c RETURNING v.*, picked.o),
+  stands AS MATERIALIZED (
+    SELECT setval(p_place, p_ring[max(t.o)]) FROM taken t HAVING count(*) > 0)
+  SELECT t.id, t.claim, t.attempt, t.crashes, t.interruptions, y.class, false,
+    CASE WHEN t.expires_at IS NULL THEN 0 ELSE greatest(1, ns(t.expires_at - now_)) END,
+    t.name, t.args, t.priority, y.target, t.key, (t.opts).timeout_ns,
+    (t.opts).max_retries, (t.opts).delay_ns, (t.opts).expires_ns, (t.opts).cache_ns,
+    (t.opts).debounce_ns, (t.opts).fallback, (t.opts).fallback_on, (t.opts).policy,
+    (t.opts).on_open
+  FROM taken t JOIN lane y ON y.lane = t.lane LEFT JOIN stands ON true ORDER BY t.o, t.seq;
+  GET DIAGNOSTICS reached = ROW_COUNT;
+  IF p_older IS NOT NULL THEN RETURN; END IF;
+  IF reached < p_wanted AND cardinality(p_ring) >= 64 THEN PERFORM leave_ring(p_ring); END IF;
+  -- No head passes a task that somebody else may have.
+  UPDATE lane x SET head = g.first - 1 FROM (
+    SELECT y.lane, (SELECT min(v.seq) FROM live v
+      WHERE v.lane = y.lane AND v.seq > y.head AND v.state = 0) AS first
+    FROM lane y WHERE y.lane = ANY (p_ring) AND reached > 0) g
+  WHERE x.lane = g.lane AND g.first - 1 > x.head + 64 * cardinality(p_ring);
+END $$;
+
 -- Tasks of one level, lane after lane from where its ring stands, until there are enough or no
 -- lane has one. A sequence says where the ring stands: a turn changes no row.
 CREATE FUNCTION take(p_tenure int, p_claim bigint, p_pool int, p_level int, p_wanted int,
@@ -130,7 +201,7 @@ RETURNS SETOF granted LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   place regclass := format('cursor_%s_%s', p_pool, p_level)::regclass;
-  wanted int := p_wanted; before int; lanes int; share int; cap int; got int; cur int;
+  wanted int := p_wanted; before int; lanes int; most int; share int; cap int; got int; cur int;
   low int; high int; ring int[]; heads bigint[]; gates bool[]; l lane; now_ timestamptz;
 BEGIN
   WHILE wanted > 0 LOOP
@@ -139,7 +210,7 @@ BEGIN
       SELECT FROM lane x WHERE x.pool = p_pool AND x.level = p_level AND x.state = 'r'
       LIMIT wanted) y;
     EXIT WHEN lanes = 0;
-    share := greatest(1, wanted / lanes);
+    share := greatest(1, wanted / least(lanes, most));  -- `most` lanes have something: none at first
     cap := greatest(wanted, 64);
     cur := coalesce(pg_sequence_last_value(place), 0);
     FOR half IN 1 .. 2 LOOP
@@ -168,6 +239,11 @@ BEGIN
             wanted := wanted - got;
             EXIT WHEN wanted <= 0;
           END LOOP;
+        ELSIF p_names IS NOT NULL THEN
+          RETURN QUERY SELECT * FROM take_named(
+            p_tenure, p_claim, place, ring, heads, share, wanted, p_names, p_older);
+          GET DIAGNOSTICS got = ROW_COUNT;
+          wanted := wanted - got;
         ELSE
           now_ := clock();
           RETURN QUERY
@@ -176,7 +252,6 @@ BEGIN
               SELECT v.ctid AS c, v.queued_at FROM live v
               WHERE v.lane = u.l AND v.seq > u.h AND v.state = 0
                 AND (v.expires_at IS NULL OR v.expires_at > now_)
-                AND (p_names IS NULL OR v.name = ANY (p_names))
               ORDER BY v.lane, v.seq LIMIT share) p
             WHERE p_older IS NULL OR p.queued_at <= p_older LIMIT wanted),
           taken AS (
@@ -199,7 +274,7 @@ BEGIN
                 SELECT CASE WHEN s.n < wanted THEN cardinality(ring) ELSE s.o END FROM stands s),
                 cardinality(ring))
               GROUP BY 1, 2) g
-            WHERE x.lane = g.l AND p_names IS NULL AND p_older IS NULL
+            WHERE x.lane = g.l AND p_older IS NULL
               AND ((g.k = 0 AND cardinality(ring) >= 64) OR g.top > g.h + 8192 * cardinality(ring)))
           SELECT t.id, t.claim, t.attempt, t.crashes, t.interruptions, y.class, false,
             CASE WHEN t.expires_at IS NULL THEN 0 ELSE greatest(1, ns(t.expires_at - now_)) END,
@@ -216,6 +291,7 @@ BEGIN
       EXIT WHEN wanted <= 0;
     END LOOP;
     EXIT WHEN wanted = before;
+    most := (before - wanted + share - 1) / share;
   END LOOP;
 END $$;
 
@@ -248,8 +324,9 @@ BEGIN
     UPDATE lane x SET state = 'r', wake_at = NULL
     WHERE x.pool = w.pool AND x.state = 'p' AND x.wake_at <= clock();
     names := NULL;
-    IF EXISTS (SELECT FROM node_task t WHERE t.pool = w.pool AND t.name <> ALL (p_names)) THEN
-      names := p_names;
+    IF EXISTS (SELECT FROM known_task t WHERE t.pool = w.pool AND t.name <> ALL (p_names)) THEN
+      SELECT coalesce(array_agg(n), '{}') INTO names FROM unnest(p_names) n
+      WHERE starts_with(n, w.name || '.');
     END IF;
     turn := coalesce(pg_sequence_last_value(format('turns_%s', w.pool)::regclass), 0);
     aged := (turn % 16 + wanted) / 16;

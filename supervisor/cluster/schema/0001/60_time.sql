@@ -375,5 +375,11 @@ BEGIN
     n := n + 1;
   END LOOP;
   DELETE FROM done_rest d WHERE d.finished_at <= clock() - span(p_keep);
+  -- Tasks that no node has any more, and nobody waits for: claims need not look for them.
+  IF EXISTS (SELECT FROM known_task k WHERE NOT EXISTS (
+    SELECT FROM node_task t WHERE t.name = k.name)) THEN
+    DELETE FROM known_task k WHERE NOT EXISTS (SELECT FROM node_task t WHERE t.name = k.name)
+      AND k.name <> ALL (coalesce((SELECT array_agg(DISTINCT v.name) FROM live v), '{}'));
+  END IF;
   RETURN n;
 END $$;

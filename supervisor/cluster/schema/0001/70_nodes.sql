@@ -4,23 +4,22 @@
 CREATE FUNCTION notify_nodes(p_tenures int[]) RETURNS void LANGUAGE sql AS $$
   SELECT pg_notify(current_schema() || '_node_' || t, '') FROM unnest(p_tenures) t $$;
 
--- End a tenure: its claims go back, its locks are free. The caller has locked the tenure.
-CREATE FUNCTION end_tenure(p_tenure int) RETURNS SETOF told LANGUAGE plpgsql AS $$
+-- Take claims of a tenure back, all but those that are known. `p_lost`: what had begun has crashed;
+-- else nobody has touched it. The caller has locked the tenure: a claim under way was waited for.
+CREATE FUNCTION take_back(p_tenure int, p_ids text[], p_claims bigint[], p_lost bool)
+RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE ids text[]; v live; u record; nodes int[];
+DECLARE ids text[]; v live;
 BEGIN
-  UPDATE node n SET tenure = 0 WHERE n.tenure = p_tenure;
-  WITH gone AS (DELETE FROM lock l WHERE l.tenure = p_tenure RETURNING l.name)
-  SELECT array_agg(DISTINCT l.tenure) INTO nodes FROM gone g JOIN lock l ON l.name = g.name
-  WHERE l.tenure <> p_tenure;
-  PERFORM notify_nodes(nodes);
-  SELECT array_agg(x.id) INTO ids FROM live x WHERE x.state = 1 AND x.tenure = p_tenure;
+  SELECT array_agg(x.id) INTO ids FROM live x WHERE x.state = 1 AND x.tenure = p_tenure
+    AND NOT EXISTS (SELECT FROM unnest(p_ids, p_claims) u(id, claim)
+      WHERE u.id = x.id AND u.claim = x.claim);
   IF ids IS NULL THEN RETURN; END IF;
   PERFORM lock_keys(ids);
   FOR v IN SELECT * FROM live x WHERE x.id = ANY (ids) AND x.state + 0 = 1 AND x.tenure = p_tenure
     ORDER BY x.id FOR UPDATE
   LOOP
-    IF v.begun THEN
+    IF v.begun AND p_lost THEN
       v := noted(v, '', failure('crash', '', 'its node was lost'), 'crash: its node was lost');
       RETURN QUERY SELECT * FROM crashed(v);
     ELSE
@@ -30,40 +29,46 @@ BEGIN
   END LOOP;
 END $$;
 
+-- End a tenure: its claims go back, its locks are free. The caller has locked the tenure.
+CREATE FUNCTION end_tenure(p_tenure int) RETURNS SETOF told LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE nodes int[];
+BEGIN
+  UPDATE node n SET tenure = 0 WHERE n.tenure = p_tenure;
+  WITH gone AS (DELETE FROM lock l WHERE l.tenure = p_tenure RETURNING l.name)
+  SELECT array_agg(DISTINCT l.tenure) INTO nodes FROM gone g JOIN lock l ON l.name = g.name
+  WHERE l.tenure <> p_tenure;
+  PERFORM notify_nodes(nodes);
+  RETURN QUERY SELECT * FROM take_back(p_tenure, '{}', '{}', true);
+END $$;
+
 CREATE FUNCTION is_alive(n node) RETURNS bool LANGUAGE sql STABLE AS
   'SELECT n.tenure <> 0 AND clock() < n.beat + n.lease';
 
 CREATE FUNCTION applied() RETURNS int LANGUAGE sql STABLE AS
   'SELECT coalesce(max(p.version), -1) FROM policy p';
 
--- Begin a tenure. `told` are the claims of this identity's last one, which go back.
-CREATE FUNCTION join_1(p_identity text, p_name text, p_lease bigint, p_software text, p_card bytea,
-  p_pools text[], p_sizes int[], p_agings bigint[], p_crashes int[], p_caches bigint[],
-  p_debounces bigint[], p_tasks text[], p_fallback_ons text[], p_task_caches bigint[],
-  p_task_debounces bigint[])
-RETURNS TABLE (tenure int, epoch text, policy int, id text, waiter bigint, state smallint, lane int,
-  held text, held_class text) LANGUAGE plpgsql AS $$
+-- A name is its node's until that has left or was reaped: a node whose lease is over may be back.
+CREATE FUNCTION refuse_name(p_identity text, p_name text) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE former node; t int; p record; back told[]; number int;
+DECLARE other node;
 BEGIN
-  PERFORM pg_advisory_xact_lock(@lock_5@, 0);  -- one node joins at a time
-  PERFORM pg_advisory_xact_lock(@lock_6@, 0);
-  PERFORM add_partitions();
-  PERFORM FROM node n WHERE n.name = p_name AND n.identity <> p_identity AND is_alive(n);
+  SELECT * INTO other FROM node n
+  WHERE n.name = p_name AND n.identity <> p_identity AND n.tenure <> 0
+  ORDER BY n.beat DESC LIMIT 1;
   IF FOUND THEN
-    RAISE EXCEPTION 'another node named ''%'' is alive', p_name USING ERRCODE = 'MU002';
+    RAISE EXCEPTION 'the name ''%'' is taken by another node', p_name
+    USING ERRCODE = 'MU002', DETAIL = ns(clock() - other.beat);
   END IF;
-  SELECT * INTO former FROM node n WHERE n.identity = p_identity;
-  IF former.tenure <> 0 THEN
-    PERFORM pg_advisory_xact_lock(@lock_3@, former.tenure);
-    SELECT array_agg(x) INTO back FROM end_tenure(former.tenure) x;
-  END IF;
-  t := nextval('tenure_seq');
-  INSERT INTO node VALUES (p_identity, p_name, t, clock(), span(p_lease), epoch(), false,
-    p_software, p_card)
-  ON CONFLICT (identity) DO UPDATE SET name = EXCLUDED.name, tenure = EXCLUDED.tenure,
-    beat = EXCLUDED.beat, lease = EXCLUDED.lease, epoch = EXCLUDED.epoch,
-    software = EXCLUDED.software, card = EXCLUDED.card, lost = false;
+END $$;
+
+-- Note the pools and tasks of a node. The caller has the lock of those who join.
+CREATE FUNCTION declare(p_identity text, p_pools text[], p_sizes int[], p_agings bigint[],
+  p_crashes int[], p_caches bigint[], p_debounces bigint[], p_tasks text[], p_fallback_ons text[],
+  p_task_caches bigint[], p_task_debounces bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE p record; number int;
+BEGIN
   FOR p IN SELECT * FROM unnest(p_pools, p_sizes, p_agings, p_crashes, p_caches, p_debounces)
     AS u(name, size, aging, crashes, cache, debounce) ORDER BY 1
   LOOP
@@ -85,6 +90,37 @@ BEGIN
   SELECT DISTINCT ON (u.name) p_identity, u.name, y.pool, u.fallback_on, u.cache, u.debounce
   FROM unnest(p_tasks, p_fallback_ons, p_task_caches, p_task_debounces)
     AS u(name, fallback_on, cache, debounce) JOIN pool y ON y.name = split_part(u.name, '.', 1);
+  INSERT INTO known_task SELECT t.name, t.pool FROM node_task t WHERE t.identity = p_identity
+  ORDER BY t.name ON CONFLICT DO NOTHING;
+END $$;
+
+-- Begin a tenure. `told` are the claims of this identity's last one, which go back.
+CREATE FUNCTION join_1(p_identity text, p_name text, p_lease bigint, p_software text, p_card bytea,
+  p_pools text[], p_sizes int[], p_agings bigint[], p_crashes int[], p_caches bigint[],
+  p_debounces bigint[], p_tasks text[], p_fallback_ons text[], p_task_caches bigint[],
+  p_task_debounces bigint[])
+RETURNS TABLE (tenure int, epoch text, policy int, id text, waiter bigint, state smallint, lane int,
+  held text, held_class text) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE former node; t int; back told[];
+BEGIN
+  PERFORM pg_advisory_xact_lock(@lock_5@, 0);  -- one node joins at a time
+  PERFORM pg_advisory_xact_lock(@lock_6@, 0);
+  PERFORM add_partitions();
+  PERFORM refuse_name(p_identity, p_name);
+  SELECT * INTO former FROM node n WHERE n.identity = p_identity;
+  IF former.tenure <> 0 THEN
+    PERFORM pg_advisory_xact_lock(@lock_3@, former.tenure);
+    SELECT array_agg(x) INTO back FROM end_tenure(former.tenure) x;
+  END IF;
+  t := nextval('tenure_seq');
+  INSERT INTO node VALUES (p_identity, p_name, t, clock(), span(p_lease), epoch(), false,
+    p_software, p_card)
+  ON CONFLICT (identity) DO UPDATE SET name = EXCLUDED.name, tenure = EXCLUDED.tenure,
+    beat = EXCLUDED.beat, lease = EXCLUDED.lease, epoch = EXCLUDED.epoch,
+    software = EXCLUDED.software, card = EXCLUDED.card, lost = false;
+  PERFORM declare(p_identity, p_pools, p_sizes, p_agings, p_crashes, p_caches, p_debounces,
+    p_tasks, p_fallback_ons, p_task_caches, p_task_debounces);
   RETURN QUERY SELECT t, epoch(), applied(), b.* FROM (SELECT) x LEFT JOIN unnest(back) b ON true;
 END $$;
 
@@ -97,6 +133,24 @@ BEGIN
     RAISE EXCEPTION 'tenure % is over', p_tenure USING ERRCODE = 'MU001';
   END IF;
   RETURN n;
+END $$;
+
+-- Say anew what a node is and has, within its tenure. It is no heartbeat.
+CREATE FUNCTION redeclare_1(p_tenure int, p_name text, p_lease bigint, p_software text,
+  p_card bytea, p_pools text[], p_sizes int[], p_agings bigint[], p_crashes int[],
+  p_caches bigint[], p_debounces bigint[], p_tasks text[], p_fallback_ons text[],
+  p_task_caches bigint[], p_task_debounces bigint[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE n node;
+BEGIN
+  PERFORM pg_advisory_xact_lock(@lock_5@, 0);
+  PERFORM pg_advisory_xact_lock_shared(@lock_3@, p_tenure);
+  n := tenured(p_tenure);
+  PERFORM refuse_name(n.identity, p_name);
+  UPDATE node x SET name = p_name, lease = span(p_lease), software = p_software, card = p_card
+  WHERE x.tenure = p_tenure;
+  PERFORM declare(n.identity, p_pools, p_sizes, p_agings, p_crashes, p_caches, p_debounces,
+    p_tasks, p_fallback_ons, p_task_caches, p_task_debounces);
 END $$;
 
 CREATE FUNCTION beat_1(p_tenure int) RETURNS TABLE (epoch text, policy int, draining bool,
@@ -114,16 +168,18 @@ BEGIN
     WHERE v.state = 1 AND v.tenure = p_tenure AND v.cancel);
 END $$;
 
--- Register running claims after a restart of the server; return the ids that are lost. A claim
--- that the server forgot is made again, whatever the limits: the task runs.
-CREATE FUNCTION rejoin_1(p_tenure int, p_ids text[], p_claims bigint[]) RETURNS SETOF text
+-- Register running claims after a restart of the server; return the ids that are lost (state -1).
+-- A claim that the server forgot is made again, whatever the limits: the task runs. All other claims
+-- of the tenure go back.
+CREATE FUNCTION rejoin_1(p_tenure int, p_ids text[], p_claims bigint[]) RETURNS SETOF told
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE n node;
 BEGIN
-  PERFORM pg_advisory_xact_lock_shared(@lock_3@, p_tenure);
+  PERFORM pg_advisory_xact_lock(@lock_3@, p_tenure);  -- a claim that is under way is waited for
   n := tenured(p_tenure);
   PERFORM lock_pools(pools_of(p_ids));
+  RETURN QUERY SELECT * FROM take_back(p_tenure, p_ids, p_claims, true);
   UPDATE live v SET state = 1, tenure = p_tenure, claim = u.claim, attempt = v.attempt + 1,
     begun = true, earned = true, held = s.target, held_class = c.name
   FROM unnest(p_ids, p_claims) u(id, claim) JOIN live w ON w.id = u.id AND w.state + 0 = 0
@@ -131,7 +187,8 @@ BEGIN
   LEFT JOIN class c ON c.name = l.class AND c.max_concurrent > 0
   WHERE v.id = u.id;
   UPDATE node x SET beat = clock(), epoch = epoch() WHERE x.tenure = p_tenure;
-  RETURN QUERY SELECT u.id FROM unnest(p_ids, p_claims) WITH ORDINALITY u(id, claim, o)
+  RETURN QUERY SELECT u.id, 0::bigint, -1::smallint, NULL::int, NULL::text, NULL::text
+  FROM unnest(p_ids, p_claims) WITH ORDINALITY u(id, claim, o)
   WHERE NOT EXISTS (SELECT FROM live v WHERE v.id = u.id AND v.state + 0 = 1 AND v.tenure = p_tenure
     AND v.claim = u.claim) ORDER BY u.o;
 END $$;
@@ -140,21 +197,11 @@ END $$;
 CREATE FUNCTION release_1(p_tenure int, p_ids text[], p_claims bigint[]) RETURNS SETOF told
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE ids text[]; v live; n node;
+DECLARE n node;
 BEGIN
   PERFORM pg_advisory_xact_lock(@lock_3@, p_tenure);  -- a claim that is under way is waited for
   n := tenured(p_tenure);
-  SELECT array_agg(x.id) INTO ids FROM live x WHERE x.state = 1 AND x.tenure = p_tenure
-    AND NOT EXISTS (SELECT FROM unnest(p_ids, p_claims) u(id, claim)
-      WHERE u.id = x.id AND u.claim = x.claim);
-  IF ids IS NULL THEN RETURN; END IF;
-  PERFORM lock_keys(ids);
-  FOR v IN SELECT * FROM live x WHERE x.id = ANY (ids) AND x.state + 0 = 1 AND x.tenure = p_tenure
-    ORDER BY x.id FOR UPDATE
-  LOOP
-    v.attempt := v.attempt - 1;
-    RETURN QUERY SELECT * FROM give_back(v);
-  END LOOP;
+  RETURN QUERY SELECT * FROM take_back(p_tenure, p_ids, p_claims, false);
 END $$;
 
 CREATE FUNCTION leave_1(p_tenure int) RETURNS SETOF told LANGUAGE plpgsql AS $$

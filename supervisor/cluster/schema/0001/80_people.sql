@@ -1,17 +1,33 @@
 -- For those who wait, for handlers, and for people.
 
--- Ids that have ended for a waiter since a snapshot, each once: what that snapshot saw is left out,
--- whatever order the transactions had.
-CREATE FUNCTION ended_1(p_waiter bigint, p_after text) RETURNS TABLE (after text, ids text[])
-LANGUAGE plpgsql STABLE AS $$
+-- Ids that have ended for a waiter since a snapshot, each once, some at a time: what that snapshot
+-- saw is left out, whatever order the transactions had. Between two portions `after` is
+-- SINCE~UNTIL~XACT~ID: all that UNTIL saw and SINCE did not is told, up to here. Then it is UNTIL.
+CREATE FUNCTION ended_1(p_waiter bigint, p_after text, p_limit int)
+RETURNS TABLE (after text, ids text[], more bool) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
-DECLARE mine oid := only_mine(); since pg_snapshot := nullif(p_after, '')::pg_snapshot;
+DECLARE
+  mine oid := only_mine(); part text[] := string_to_array(p_after, '~');
+  since pg_snapshot := nullif(part[1], '')::pg_snapshot;
+  until pg_snapshot := coalesce(part[2]::pg_snapshot, pg_current_snapshot());
+  low xid8 := coalesce(part[3]::xid8, pg_snapshot_xmin(since), '0'::xid8);
+  last_id text COLLATE "C" := array_to_string(part[4:], '~'); xacts xid8[]; n int;
 BEGIN
-  RETURN QUERY SELECT pg_current_snapshot()::text, (
-    SELECT array_agg(d.id ORDER BY d.xact) FROM done d
-    WHERE d.waiter = p_waiter AND p_waiter <> 0 AND (mine IS NULL OR d.owner = mine)
-      AND (since IS NULL OR (d.xact >= pg_snapshot_xmin(since)
-        AND NOT pg_visible_in_snapshot(d.xact, since))));
+  more := false; after := until::text;
+  IF p_waiter <> 0 THEN
+    SELECT array_agg(x.id), array_agg(x.xact), count(*) INTO ids, xacts, n FROM (
+      SELECT d.id, d.xact FROM done d
+      WHERE d.waiter = p_waiter AND d.waiter <> 0 AND (mine IS NULL OR d.owner = mine)
+        AND d.xact >= low AND (cardinality(part) < 4 OR (d.xact, d.id) > (low, last_id))
+        AND (since IS NULL OR NOT pg_visible_in_snapshot(d.xact, since))
+        AND pg_visible_in_snapshot(d.xact, until)
+      ORDER BY d.xact, d.id LIMIT greatest(1, least(p_limit, 10000))) x;
+    IF n = greatest(1, least(p_limit, 10000)) THEN
+      more := true;
+      after := concat_ws('~', coalesce(since::text, ''), until::text, xacts[n]::text, ids[n]);
+    END IF;
+  END IF;
+  RETURN NEXT;
 END $$;
 
 CREATE FUNCTION look_up_1(p_ids text[]) RETURNS TABLE (id text, state smallint, value bytea,

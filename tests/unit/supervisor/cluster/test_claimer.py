@@ -33,19 +33,22 @@ from musterd.supervisor.cluster.claimer import (
     CLAIM_POLL_NS,
     DAY_NS,
     FINISH_MAX,
+    LEASE_NS_MIN,
     Claimer,
-    Leave,
-    Left,
-    Tell,
 )
+from musterd.supervisor.cluster.node_cards import PLACES_NS
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
     EngineFailed,
+    Leave,
+    Left,
+    NameInUse,
     NodeNotified,
     PoolsNotified,
+    Tell,
 )
-from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model import actions, events
 
 LEASE_NS = 30 * SECOND_NS
 CARD = PoolCard("p", 5, (TaskDeclaration("extract"),), 100, SECOND_NS, 3, SECOND_NS, SECOND_NS)
@@ -162,14 +165,25 @@ def test_a_sidecar_that_takes_over_goes_on_with_the_tenure(fresh: Bench) -> None
     fresh.feed(Pools((CARD,)))
     fresh.feed(Greeting(1, 3, [Held("a", 7), Held("b", 8)], 0))
     fresh.want(2)
-    assert list(fresh.calls) == ["beat", "reap"]
+    assert list(fresh.calls) == ["redeclare", "reap"]  # the configuration may be another
+    fresh.answer("redeclare")
     fresh.answer("beat", engine.Orders("e", 0))
     assert fresh.calls["rejoin"].arguments == (3, [engine.Held("a", 7), engine.Held("b", 8)])
-    assert fresh.answer("rejoin", ["b"]) == [LoseAttempts([Held("b", 8)])]
-    assert fresh.calls["release"].arguments == (3, [engine.Held("a", 7)])
     assert "claim" not in fresh.calls
-    fresh.answer("release", 1)
+    assert fresh.answer("rejoin", ["b"]) == [LoseAttempts([Held("b", 8)])]
+    assert "release" not in fresh.calls  # whatever else it had went back
     assert fresh.wanted() == [("p", 2)]
+
+
+def test_a_sidecar_that_takes_over_trusts_no_lease_but_the_shortest(fresh: Bench) -> None:
+    fresh.feed(Greeting(1, 3, [], 0))
+    [told] = fresh.answer("beat", engine.Orders("e", 0))
+    assert told == Membership(3, fresh.now_ns + LEASE_NS_MIN)
+    fresh.feed(Pools((CARD,)))
+    fresh.answer("rejoin", [])
+    fresh.answer("redeclare")
+    fresh.pass_ns(LEASE_NS_MIN)
+    assert fresh.answer("beat", engine.Orders("e", 0)) == [Membership(3, fresh.now_ns + LEASE_NS)]
 
 
 def test_ends_that_the_one_before_has_not_told_are_known_before_anything_goes_back(
@@ -180,12 +194,11 @@ def test_ends_that_the_one_before_has_not_told_are_known_before_anything_goes_ba
     assert fresh.calls == {}
     fresh.feed(Finish([end("b", 8)]))
     assert fresh.calls["finish"].arguments == (3, [engine.End("b", 8, "succeeded", b"\x01")])
+    fresh.answer("redeclare")
     fresh.answer("beat", engine.Orders("e", 0))
     assert "rejoin" not in fresh.calls
     assert fresh.answer("finish", []) == [Confirmed([Held("b", 8)])]
     assert fresh.calls["rejoin"].arguments == (3, [engine.Held("a", 7)])
-    fresh.answer("rejoin", [])
-    assert fresh.calls["release"].arguments == (3, [engine.Held("a", 7)])
 
 
 def test_after_a_restart_of_the_server_claims_are_registered_before_others_are_made(
@@ -200,6 +213,35 @@ def test_after_a_restart_of_the_server_claims_are_registered_before_others_are_m
     assert "claim" not in bench.calls
     bench.answer("rejoin", [])
     assert bench.wanted() == [("p", 3)]
+
+
+def test_after_a_restart_ends_that_were_never_told_count_for_claims_that_were_forgotten(
+    bench: Bench,
+) -> None:
+    bench.want(3)
+    bench.grant("a", "b", "c")
+    bench.feed(Finish([end("a")]))
+    bench.fail("finish")  # the engine may have heard of it
+    bench.feed(Finish([end("b")]))
+    bench.feed(NodeNotified())
+    bench.answer("beat", engine.Orders("f", 0))
+    assert "rejoin" not in bench.calls
+    bench.pass_ns(PAUSE_NS)
+    assert bench.calls["finish"].arguments == (3, [engine.End("a", 7, "succeeded", b"\x01")])
+    bench.answer("finish", [])
+    assert bench.calls["rejoin"].arguments == (3, [engine.Held("b", 7), engine.Held("c", 7)])
+    assert "finish" not in bench.calls
+    bench.answer("rejoin", [])
+    assert bench.calls["finish"].arguments == (3, [engine.End("b", 7, "succeeded", b"\x01")])
+
+
+def test_claims_are_not_registered_while_one_is_under_way(bench: Bench) -> None:
+    bench.want(2)
+    bench.feed(NodeNotified())
+    bench.answer("beat", engine.Orders("f", 0))
+    assert "rejoin" not in bench.calls
+    bench.grant("a")
+    assert bench.calls["rejoin"].arguments == (3, [engine.Held("a", 7)])
 
 
 def test_cancelled_attempts_are_told_once(bench: Bench) -> None:
@@ -231,18 +273,92 @@ def test_a_fenced_node_has_lost_everything_and_joins_again(bench: Bench, method:
     assert bench.calls["claim"].arguments[0] == 4
 
 
-def test_other_pools_are_declared_when_nothing_is_held(bench: Bench) -> None:
+def test_other_pools_are_declared_within_the_tenure(bench: Bench) -> None:
     bench.want(2)
     bench.grant("a")
-    bench.feed(Pools((structs.replace(CARD, places=50),)))
-    assert not {"join", "claim"} & bench.calls.keys()
     bench.feed(Pools((structs.replace(CARD, tasks=()),)))
-    bench.want(2, seen=1, request=2)
-    assert not {"join", "claim"} & bench.calls.keys()
-    bench.feed(Finish([end("a")]))
-    bench.answer("finish", [])
-    bench.answer("join", engine.Joined(4, "e", 0))
-    assert "claim" in bench.calls
+    tenure, card = bench.calls["redeclare"].arguments
+    assert isinstance(card, engine.NodeCard)
+    assert (tenure, [each.tasks for each in card.pools]) == (3, [()])
+    bench.answer("redeclare")
+    assert not {"join", "redeclare"} & bench.calls.keys()
+    assert bench.claimer.tenure == 3
+
+
+def test_other_places_are_declared_now_and_then(bench: Bench) -> None:
+    bench.feed(Pools((structs.replace(CARD, places=50),)))
+    assert "redeclare" not in bench.calls
+    bench.pass_ns(BEAT_NS)
+    bench.answer("beat", engine.Orders("e", 0))
+    assert "redeclare" not in bench.calls
+    bench.pass_ns(PLACES_NS - BEAT_NS)
+    assert "redeclare" in bench.calls
+
+
+def test_heartbeats_go_on_while_a_declaration_is_refused(bench: Bench) -> None:
+    bench.feed(Pools((structs.replace(CARD, tasks=()),)))
+    bench.fail("redeclare")
+    for _ in range(3):
+        bench.pass_ns(BEAT_NS)
+        if "redeclare" in bench.calls:
+            bench.fail("redeclare")
+            bench.pass_ns(BEAT_NS // 2)
+        bench.answer("beat", engine.Orders("e", 0))
+
+
+# -- a name that another node has ---------------------------------------------------------------
+
+
+def taken(bench: Bench, age_ns: int, method: str = "join") -> None:
+    """Answer a call: the name is another's, who was heard of so long ago."""
+    call = bench.calls.pop(method)
+    assert bench.feed(EngineFailed(call.ticket, "'shed' is taken", taken_ns=age_ns)) == []
+
+
+def test_a_name_is_waited_for_until_the_lease_of_a_dead_node_is_over(fresh: Bench) -> None:
+    fresh.feed(Pools((CARD,)))
+    fresh.feed(Greeting(1, 0, [], 0))
+    reaps = 0
+    for seconds in range(5, 29):
+        taken(fresh, seconds * SECOND_NS)
+        reaps += "reap" in fresh.calls
+        fresh.pass_ns(SECOND_NS)
+    assert reaps > 5  # nobody else may be there to do it
+    assert [type(each) for each in fresh.others] == [actions.Report]
+    assert fresh.answer("join", engine.Joined(3, "e", 0)) == [
+        Membership(3, fresh.now_ns + LEASE_NS)
+    ]
+
+
+def test_the_name_of_a_node_that_lives_ends_the_daemon(fresh: Bench) -> None:
+    fresh.feed(Pools((CARD,)))
+    fresh.feed(Greeting(1, 0, [], 0))
+    taken(fresh, 4 * SECOND_NS)
+    fresh.pass_ns(SECOND_NS)
+    taken(fresh, SECOND_NS // 10)  # it was heard of meanwhile
+    assert isinstance(fresh.others[-1], NameInUse)
+    assert "'shed'" in fresh.others[-1].reason
+
+
+def test_a_node_that_was_a_member_waits_for_its_name_and_stays(fresh: Bench) -> None:
+    fresh.feed(Pools((CARD,)))
+    fresh.feed(Greeting(1, 0, [], 0, member=True))
+    for _ in range(60):
+        taken(fresh, SECOND_NS // 10)
+        fresh.pass_ns(SECOND_NS)
+    assert [type(each) for each in fresh.others] == [actions.Report]
+    assert "join" in fresh.calls
+
+
+def test_a_new_name_that_is_taken_leaves_the_node_as_it_is(fresh: Bench) -> None:
+    fresh.feed(Pools((CARD,)))
+    fresh.feed(Greeting(1, 3, [Held("a", 7)], 0, member=True))
+    taken(fresh, SECOND_NS, "redeclare")
+    fresh.pass_ns(SECOND_NS)
+    fresh.answer("beat", engine.Orders("e", 0))
+    assert fresh.answer("rejoin", []) == []
+    fresh.want(1)
+    assert fresh.wanted() == [("p", 1)]
 
 
 def test_a_node_leaves_when_its_ends_are_told(bench: Bench) -> None:
@@ -254,6 +370,29 @@ def test_a_node_leaves_when_its_ends_are_told(bench: Bench) -> None:
     bench.answer("finish", [])
     bench.answer("leave")
     assert bench.others[-1] == Left()
+
+
+def test_a_sidecar_that_ends_before_the_daemon_leaves_its_attempts_to_the_next(
+    bench: Bench,
+) -> None:
+    bench.want(2)
+    bench.grant("a", "b")
+    bench.feed(Finish([end("a")]))
+    bench.feed(Leave())
+    assert bench.others == []
+    bench.answer("finish", [])
+    assert bench.others == [Left()]
+    assert "leave" not in bench.calls
+
+
+def test_an_engine_that_is_away_is_not_waited_for_at_the_end(bench: Bench) -> None:
+    bench.want(2)
+    bench.grant("a")
+    bench.feed(Finish([end("a")]))
+    bench.pass_ns(BEAT_NS)
+    bench.fail("beat")
+    bench.feed(Leave())
+    assert bench.others == [Left()]
 
 
 def test_a_node_that_never_joined_leaves_at_once(fresh: Bench) -> None:
@@ -454,3 +593,17 @@ def test_time_is_passed(bench: Bench) -> None:
     assert bench.calls["retain"].arguments == (DAY_NS,)
     bench.answer("retain", 0)
     assert "tick" in bench.calls
+
+
+def test_ends_that_the_engine_does_not_take_are_reported_once(bench: Bench) -> None:
+    bench.want(1)
+    bench.grant("a")
+    bench.feed(Finish([end("a")]))
+    for _ in range(20):
+        bench.fail("finish")
+        bench.pass_ns(BEAT_NS)
+        bench.answer("beat", engine.Orders("e", 0))
+    assert [each.event for each in bench.others if isinstance(each, actions.Report)] == [
+        "cluster.failing"
+    ]
+    assert bench.answer("finish", []) == [Confirmed([Held("a", 7)])]

@@ -586,3 +586,24 @@ def test_all_who_wait_for_a_task_are_told(bench: Bench) -> None:
     mark = ProgressMark("a", 0.5, "")
     told = bench.answer("fetch", Fetched(alive=("a",), marks=(mark,)))
     assert told == [TellProgress([ANN, BOB], ProgressNote("a", 0.5, ""))]
+
+
+def test_an_engine_that_answers_and_takes_nothing_is_tried_with_each_submit(bench: Bench) -> None:
+    """Its disk is full."""
+    for request in (1, 2):
+        assert bench.submit("a", request=request) == []
+        until_ns, told = bench.now_ns + 2 * AWAY_NS, []
+        while bench.now_ns < until_ns and not told:
+            if "submit" in bench.calls:
+                ticket = bench.calls.pop("submit").ticket
+                told += bench.feed(EngineFailed(ticket, "no space left", unsent=True))
+            told += bench.pass_ns(POLL_NS)
+            if "ended" in bench.calls:
+                bench.answer("ended", Ended((), "5:5:"))
+        reports = [each for each in told if isinstance(each, Report)]
+        [acknowledged] = [each for each in told if isinstance(each, Acknowledge)]
+        assert [each.code for each in acknowledged.rejected] == [QUEUE_FULL]
+        assert [each.reason for each in reports] == (["no space left"] if request == 1 else [])
+    bench.submit("b", request=3)
+    told = bench.answer("submit", [Verdict("b", "accepted")])
+    assert told == [Report("cluster.reachable"), Acknowledge(ANN, 3, [])]

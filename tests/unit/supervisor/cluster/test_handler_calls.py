@@ -26,7 +26,7 @@ from musterd.ipc.wire.node_messages import (
     Want,
 )
 from musterd.supervisor.cluster import engine, handler_calls
-from musterd.supervisor.cluster.claimer import Claimer, Tell
+from musterd.supervisor.cluster.claimer import Claimer
 from musterd.supervisor.cluster.engine import LockAsk, LockView, StateAsk, StateView
 from musterd.supervisor.cluster.handler_calls import POLL_NS
 from musterd.supervisor.cluster.sidecar_events import (
@@ -34,6 +34,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     EngineAnswered,
     EngineFailed,
     NodeNotified,
+    Tell,
 )
 from musterd.supervisor.core.model import events
 

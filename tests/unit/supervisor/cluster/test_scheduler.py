@@ -11,7 +11,6 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import BATCH_BYTES_MAX, QUEUE_FULL, Rejection, TaskDeclaration
 from musterd.ipc.wire.node_messages import PoolCard, ScheduleNews, SharedPolicy
 from musterd.supervisor.cluster import engine
-from musterd.supervisor.cluster.claimer import Leave, Tell
 from musterd.supervisor.cluster.scheduler import (
     REPORT_GAP_NS,
     Memory,
@@ -19,7 +18,14 @@ from musterd.supervisor.cluster.scheduler import (
     run_by_hand,
     settlement,
 )
-from musterd.supervisor.cluster.sidecar_events import Call, EngineAnswered, EngineFailed, Standing
+from musterd.supervisor.cluster.sidecar_events import (
+    Call,
+    EngineAnswered,
+    EngineFailed,
+    Leave,
+    Standing,
+    Tell,
+)
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import SchedulePolicy
 from musterd.supervisor.core.model.runs import CATCH_UP_MAX, ON_TIME_NS

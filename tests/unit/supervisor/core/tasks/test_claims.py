@@ -21,7 +21,7 @@ from musterd.ipc.wire.node_messages import Attempt, AttemptEnd, AttemptProgress,
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
-from musterd.supervisor.core.shutdown import Phase
+from musterd.supervisor.core.shutdown import AWAY_BUDGET_NS, Phase
 from musterd.supervisor.core.tasks import claims
 from musterd.supervisor.core.tasks.claims import HOLD_NS, WANT_NS
 from musterd.supervisor.core.tasks.leases import CANCEL_GRACE_NS, STALL_NS
@@ -107,6 +107,17 @@ def test_one_want_is_open_and_a_newer_one_tells_what_has_been_seen() -> None:
     assert of(actions.WantAttempts, answer) == [actions.WantAttempts(2, "p", 1, NAMES, 2)]
     answer = node.complete(2, 2, run_ns=SECOND_NS)
     assert of(actions.WantAttempts, answer) == [actions.WantAttempts(3, "p", 2, NAMES, 2)]
+
+
+def test_an_idle_node_whose_code_has_other_tasks_wants_those() -> None:
+    node = Node(2)
+    node.join()
+    node.fleet.pools["p"].declare((TaskDeclaration("x"), TaskDeclaration("new")))
+    answer = node.tell(events.Ticked())
+    assert of(actions.WantAttempts, answer) == [
+        actions.WantAttempts(2, "p", 2, ("p.x", "p.new"), 0)
+    ]
+    assert not of(actions.WantAttempts, node.tell(events.Ticked()))
 
 
 def test_a_worker_that_is_gone_wants_nothing() -> None:
@@ -455,7 +466,7 @@ def test_attempts_of_another_tenure_are_lost_and_nobody_is_told() -> None:
     assert of(actions.CancelRunning, answer) == [actions.CancelRunning(1, 2)]
     assert not ends(answer + node.complete(1, 2))
     answer = node.tell(events.ClusterConnected())
-    assert of(actions.GreetCluster, answer) == [actions.GreetCluster(2, [], 0)]
+    assert of(actions.GreetCluster, answer) == [actions.GreetCluster(2, [], 0, member=True)]
     assert not ends(answer)
 
 
@@ -483,7 +494,9 @@ def test_a_new_sidecar_is_told_what_the_node_has() -> None:
     node.tell(events.ClusterDisconnected())
     assert not of(actions.TellCluster, node.complete(2, 2, run_ns=SECOND_NS))
     answer = node.tell(events.ClusterConnected())
-    assert of(actions.GreetCluster, answer) == [actions.GreetCluster(5, [Held("c", 7)], 2)]
+    assert of(actions.GreetCluster, answer) == [
+        actions.GreetCluster(5, [Held("c", 7)], 2, member=True)
+    ]
     assert kinds(answer) == [("a", "succeeded"), ("b", "succeeded")]
     assert of(actions.WantAttempts, answer) == [actions.WantAttempts(3, "p", 1, NAMES, 0)]
 
@@ -523,6 +536,19 @@ def test_a_shutdown_does_not_wait_for_a_sidecar_that_is_gone() -> None:
     node.exit(1, code=0)
     node.tell(events.CleanupFinished())
     assert of(actions.Exit, node.tell(events.ClusterDisconnected()))
+
+
+def test_a_shutdown_waits_a_moment_for_an_engine_that_is_away() -> None:
+    node = Node()
+    node.join()
+    node.grant(attempt("a"))
+    node.beat(away=True)
+    node.tell(events.ShutdownRequested("asked"))
+    node.complete(1, 1)
+    node.exit(1, code=0)
+    assert not of(actions.Exit, node.tell(events.CleanupFinished()))
+    assert not of(actions.Exit, node.wait(AWAY_BUDGET_NS - 1))
+    assert of(actions.Exit, node.wait(1))
 
 
 def test_a_pool_that_leaves_the_cluster_gives_back_what_waits() -> None:

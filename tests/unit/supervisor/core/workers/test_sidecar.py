@@ -9,15 +9,18 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.events import (
+    CLUSTER,
+    EXIT_TAKEN,
     SidecarBeat,
     SidecarExited,
     SidecarReady,
 )
 from musterd.supervisor.core.model.policy import FleetPolicy
+from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.workers.sidecar import SILENCE_NS, START_NS, STOP_NS, SidecarState
 
 POLICY = FleetPolicy(pools=(), web="a")
-WEB = (act.StartSidecar, act.StopSidecar, act.KillSidecar, act.Report)
+WEB = (act.StartSidecar, act.StopSidecar, act.KillSidecar, act.Report, act.Exit)
 
 
 class Rig:
@@ -149,3 +152,18 @@ def test_a_shutdown_in_a_pause_starts_nothing() -> None:
     rig.tell(events.ShutdownRequested("asked"))
     rig.tell(events.CleanupFinished())
     assert not any(isinstance(each, act.StartSidecar) for each in rig.wait(60 * SECOND_NS))
+
+
+def test_a_cluster_sidecar_whose_name_is_another_nodes_ends_the_daemon() -> None:
+    rig = Rig(FleetPolicy(pools=(), cluster="a"))
+    rig.tell(events.Started())
+    out = rig.tell(SidecarExited(1, "'shed' is alive", name=CLUSTER, code=EXIT_TAKEN))
+    assert names(out)[0] == "cluster.fatal"
+    assert rig.fleet.phase == Phase.CLEANUP
+    [leave] = [each for each in rig.tell(events.CleanupFinished()) if isinstance(each, act.Exit)]
+    assert leave.code == EXIT_TAKEN
+
+
+def test_the_exit_code_of_other_sidecars_means_nothing_else() -> None:
+    rig = Rig().up()
+    assert names(rig.tell(SidecarExited(1, "it died", code=EXIT_TAKEN))) == ["web.crashed"]
