@@ -63,6 +63,8 @@ QUEUE_FULL, SHUTTING_DOWN, UNKNOWN_TASK, INVALID_TASK = (
     "UnknownTask",
     "InvalidTask",
 )
+# On local.sock alone: the task is not of this machine, and not known here. No client sees it.
+ELSEWHERE = "Elsewhere"
 
 # What went wrong with an attempt, as written in Failure.kind.
 ERROR = "error"  # the handler raised; may be retried

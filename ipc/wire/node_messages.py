@@ -249,6 +249,7 @@ class Pools(Struct, array_like=True, tag="pools", frozen=True):
     """The clustered pools, all of them, when they are known and when they change."""
 
     cards: Annotated[tuple[PoolCard, ...], Meta(max_length=POOLS_MAX)]
+    local: Annotated[tuple[Name, ...], Meta(max_length=POOLS_MAX)] = ()  # pools of this node alone
 
 
 class Want(Struct, array_like=True, tag="want", frozen=True):

@@ -17,6 +17,7 @@ CONTROL_SOCKET = "control.sock"
 TASKS_SOCKET = "tasks.sock"
 WORKERS_SOCKET = "workers.sock"
 NODE_SOCKET = "node.sock"
+LOCAL_SOCKET = "local.sock"
 TASKS_VARIABLE = "MUSTERD_TASKS"
 
 # sun_path of a Unix socket address has 108 bytes, the last for the NUL (unix(7)).
@@ -99,6 +100,12 @@ def workers_socket(runtime_dir: Path) -> Path:
 def node_socket(runtime_dir: Path) -> Path:
     """Return the socket of the cluster sidecar; ConfigurationError if the path is too long."""
     return fitting(runtime_dir / NODE_SOCKET)
+
+
+def local_socket(runtime_dir: Path) -> Path:
+    """Return where the cluster sidecar asks about tasks of its machine; ConfigurationError if the
+    path is too long."""
+    return fitting(runtime_dir / LOCAL_SOCKET)
 
 
 def fitting(socket: Path, key: str = "supervisor.runtime_dir") -> Path:

@@ -59,6 +59,7 @@ class _Peer(Wire):
         self.counted = 0  # bytes of this peer in the sum over all
         self.owner: Owner = (0, 0)
         self.hushed = False
+        self.door = 0  # the listening descriptor that it came through
         self.turn = 0  # number of the turn that last read this peer
         self.coarse = False  # that turn brought few messages
         self.blocked = False  # the kernel takes nothing more for now
@@ -94,7 +95,8 @@ class Router:
     ) -> None:
         """Take over a listening, non-blocking socket; close() closes it too."""
         self.held = 0
-        self._listener = listener
+        self._doors: dict[int, socket.socket] = {listener.fileno(): listener}
+        self._shut: set[int] = set()  # doors through which nobody is let in
         self.listener_fd = listener.fileno()  # for a process that accepts in our place
         self._complain = complain
         self._gone = gone
@@ -102,7 +104,6 @@ class Router:
         self._has_room = has_room
         self._bytes_max = message_bytes_max
         self._queue_max = queue_max
-        self._listening = listener.fileno()
         self._accepts = True
         self._last_number = 0
         self._turns = 0
@@ -115,7 +116,32 @@ class Router:
         # events of the epoll that no turn has handled
         self._ready: deque[tuple[int, int]] = deque()
         self._epoll = select.epoll()
-        self._epoll.register(self._listening, _IN)
+        self._epoll.register(self.listener_fd, _IN)
+
+    def add_door(self, listener: socket.socket) -> None:
+        """Listen on one more socket; close() closes it too."""
+        self._doors[listener.fileno()] = listener
+        self._epoll.register(listener.fileno(), _IN)
+
+    def open_door(self, fd: int, opened: bool) -> None:
+        """Accept connections of a listening socket, or none, and end those that came there."""
+        if opened == (fd not in self._shut):
+            return
+        if opened:
+            self._shut.remove(fd)
+            if self._accepts:
+                self._epoll.register(fd, _IN)
+            return
+        self._shut.add(fd)
+        if self._accepts:
+            self._epoll.unregister(fd)
+        for number in [each for each, wire in self._wires.items() if wire.door == fd]:
+            self.end(number)
+
+    def door_of(self, number: int) -> int:
+        """Return the listening descriptor that a peer came through; 0 for one that is gone."""
+        wire = self._wires.get(number)
+        return wire.door if wire is not None else 0
 
     def fileno(self) -> int:
         return self._epoll.fileno()
@@ -144,8 +170,8 @@ class Router:
             fd, what = self._ready.popleft()
             number = self._numbers.get(fd)
             if number is None:
-                if fd == self._listening:
-                    self._accept()
+                if fd in self._doors and fd not in self._shut:
+                    self._accept(fd)
                 continue
             wire = self._wires[number]
             if what & _OUT:
@@ -189,13 +215,14 @@ class Router:
             self._block(wire)
         return messages
 
-    def _accept(self) -> None:
+    def _accept(self, door: int) -> None:
+        listener = self._doors[door]
         for _ in range(ACCEPTED_MAX):
             if self._has_room is not None and not self._has_room() and not self._make_room():
                 self._stop_accepting()
                 return
             try:
-                sock, _ = self._listener.accept()
+                sock, _ = listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
             except OSError as error:  # no descriptor or no memory: newcomers wait
@@ -213,14 +240,17 @@ class Router:
             self._wires[number] = wire
             self._numbers[wire.fileno()] = number
             self._strangers[number] = time.monotonic() + HANDSHAKE_SECONDS
-            wire.turn = self._turns
+            wire.door, wire.turn = door, self._turns
             self._count(wire)
             if self._has_room is not None:
                 wire.owner = _owner_of(sock)
                 self._owned.setdefault(wire.owner, {})[number] = None
 
     def _stop_accepting(self) -> None:
-        self._epoll.unregister(self._listening)
+        if not self._accepts:
+            return
+        for door in self._doors.keys() - self._shut:
+            self._epoll.unregister(door)
         self._accepts = False
 
     def _make_room(self) -> bool:
@@ -340,7 +370,9 @@ class Router:
                     self.put_out(number, f"no ZeroMQ handshake within {HANDSHAKE_SECONDS:g} s")
         if not self._accepts:
             with contextlib.suppress(OSError):  # still no room
-                self._epoll.register(self._listening, _IN)
+                for door in self._doors.keys() - self._shut:
+                    with contextlib.suppress(FileExistsError):
+                        self._epoll.register(door, _IN)
                 self._accepts = True
 
     def put_out(self, number: int, why: str) -> None:
@@ -396,7 +428,8 @@ class Router:
         for number in list(self._wires):
             self._drop(number)
         self._epoll.close()
-        self._listener.close()
+        for listener in self._doors.values():
+            listener.close()
 
 
 def _owner_of(sock: socket.socket) -> Owner:

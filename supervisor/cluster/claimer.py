@@ -1,7 +1,6 @@
 """The claimer: keeps this node's membership, claims attempts for it, and tells how they ended.
 
-Pure: `handle(now_ns, event)`. On one side is the supervisor of this machine, which wants attempts
-and runs them (ipc/wire/node_messages.py); on the other the engine.
+Pure: `handle(now_ns, event)`, between the supervisor (ipc/wire/node_messages.py) and the engine.
 
     membership   join ─► beat, beat, ...; a beat brings cancels, and the epoch of the server;
                  other pools are declared within the tenure
@@ -20,8 +19,8 @@ A name that another node has is waited for until that node's lease is over. If i
 meanwhile it is alive: a daemon that was never a member then ends (NameInUse). One that was a member
 keeps trying, and serves its clients.
 
-While the engine is away ends wait: the supervisor bounds them, and wants nothing when it has too
-many. `until_ns` of the membership is counted from before the call that prolonged it.
+While the engine is away ends wait: the supervisor bounds them, and wants nothing with too many.
+`until_ns` of the membership is counted from before the call that prolonged it.
 """
 
 from collections import deque
@@ -169,7 +168,8 @@ class Claimer:
                 self._more = more
                 self._hold(held)
             case wire.Pools(cards):
-                self._declaring.cards = cards
+                if cards or self._declaring.cards:  # none at first: they are not known yet
+                    self._declaring.cards = cards
             case wire.Want(_, pool):
                 self._wants[pool] = message
                 self._claim_at_ns = self._now_ns

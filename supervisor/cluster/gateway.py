@@ -102,7 +102,8 @@ class Gateway:
         self._ticket = 0
         self.figures = Figures()
         self.away_since_ns: int | None = None
-        self._refusing = False  # the engine has been away for AWAY_NS
+        self.refusing = False  # the engine has been away for AWAY_NS
+        self.held = False  # nothing is written: the engine does not know this node's tasks yet
         self._last_failure = ""  # why it is away
         self._taking = Taking()
         # Requests, and those that are in the call under way.
@@ -171,16 +172,16 @@ class Gateway:
             if not lane.ticket
         ]
         silent_ns = self._silent_since_ns()
-        if silent_ns is not None and not self._refusing:
+        if silent_ns is not None and not self.refusing:
             due.append(silent_ns + AWAY_NS)
         if self._taking.failing_since_ns is not None:
             due.append(self._taking.failing_since_ns + AWAY_NS)
         return min(due, default=None)
 
     def submits_of(self, peer: bytes) -> bool:
-        """Whether a client has submits that the engine has not answered."""
+        """Whether the engine has to do something for a client, or to forget results for anybody."""
         requests = (*self._writing, *self._queue)
-        return any(isinstance(each, Submit) and each.peer == peer for each in requests)
+        return any(getattr(each, "peer", peer) == peer for each in requests)
 
     @property
     def is_idle(self) -> bool:
@@ -203,7 +204,7 @@ class Gateway:
         if self._after is None:
             yield self._listen, 0
             return
-        if self._queue:
+        if self._queue and not self.held:
             yield self._write, 0
         watches = self._watches
         waits = len(watches) or self.away_since_ns is not None
@@ -219,13 +220,13 @@ class Gateway:
     def _go_on(self) -> None:
         """Make the calls that are due."""
         silent_ns = self._silent_since_ns()
-        if silent_ns is not None and not self._refusing and self._now_ns >= silent_ns + AWAY_NS:
-            self._refusing = True
+        if silent_ns is not None and not self.refusing and self._now_ns >= silent_ns + AWAY_NS:
+            self.refusing = True
             why = self._last_failure or "the cluster's database does not answer"
             self._out.append(actions.Report("cluster.unreachable", "error", reason=why))
             self._refuse_queued()
         if self._taking.is_over(self._now_ns - AWAY_NS):
-            if self._taking.is_news(self._refusing):
+            if self._taking.is_news(self.refusing):
                 why = self._last_failure
                 self._out.append(actions.Report("cluster.unreachable", "error", reason=why))
             self._refuse_queued()
@@ -304,8 +305,8 @@ class Gateway:
             self._checking = []
 
     def _is_back(self) -> None:
-        if self._refusing:
-            self._refusing = False
+        if self.refusing:
+            self.refusing = False
             self._out.append(actions.Report("cluster.reachable"))
         if self.away_since_ns is None:
             return
@@ -326,7 +327,7 @@ class Gateway:
         if why and event.resend:  # it may be accepted already: neither accept nor refuse it
             self._out.append(actions.DropRequest(event.peer, event.request, TOO_MANY))
             return
-        if self._refusing and not event.resend:
+        if self.refusing and not event.resend:
             why = AWAY
         if len(self._watches) + len(event.tasks) > WATCHES_MAX:
             why = why or CROWDED

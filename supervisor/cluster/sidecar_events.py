@@ -3,7 +3,12 @@
 from msgspec import Struct
 
 from musterd.ipc.wire import node_messages as wire
-from musterd.ipc.wire.messages import Change
+from musterd.ipc.wire.messages import (
+    Change,
+    ClientMessage,
+    ServerMessage,
+    TaskView,
+)
 from musterd.ipc.wire.node_messages import PoolCard
 from musterd.supervisor.cluster.engine import ProgressMark
 from musterd.supervisor.core.model import actions
@@ -57,6 +62,50 @@ class LookedUp(Struct, frozen=True):
     marks: tuple[ProgressMark, ...] = ()  # how far those are that are alive
 
 
+class PoolsTold(Struct, frozen=True):
+    """These pools are of this machine alone."""
+
+    local: tuple[str, ...]
+
+
+class ViewAsked(Struct, frozen=True):
+    """A client asks for the view of a task."""
+
+    peer: bytes
+    request: int
+    id: str
+
+
+class AdviceAsked(Struct, frozen=True):
+    """A client asks how many workers the pools of this machine should have."""
+
+    peer: bytes
+    request: int
+
+
+class Invalidated(Struct, frozen=True):
+    """A client wants results forgotten: of this key, or of all keys with this prefix."""
+
+    peer: bytes
+    key: str
+    prefix: bool
+
+
+class LocalSaid(Struct, frozen=True):
+    """The supervisor has answered over a client's own connection to local.sock."""
+
+    peer: bytes
+    message: ServerMessage
+    frame: bytes | bytearray  # the message as it came
+
+
+class LocalLost(Struct, frozen=True):
+    """A client's own connection to local.sock is over, or could not be made."""
+
+    peer: bytes
+    reason: str
+
+
 # -- what else is done ------------------------------------------------------------------------
 
 
@@ -82,6 +131,42 @@ class EndPeer(Struct, frozen=True):
     reason: str
 
 
+class AskLocal(Struct, frozen=True):
+    """Send a message over a client's own connection to local.sock, which is made if need be."""
+
+    peer: bytes
+    message: ClientMessage
+
+
+class EndLocal(Struct, frozen=True):
+    """End a client's own connection to local.sock."""
+
+    peer: bytes
+
+
+class PassOn(Struct, frozen=True):
+    """Send a client what the supervisor has said."""
+
+    peer: bytes
+    frame: bytes | bytearray
+
+
+class ShowView(Struct, frozen=True):
+    """Answer a ViewAsked; None: have the engine asked."""
+
+    request: int
+    id: str
+    view: TaskView | None
+
+
+class GiveAdvice(Struct, frozen=True):
+    """Answer an AdviceAsked."""
+
+    request: int
+    workers: dict[str, int]
+
+
+LocalAction = AskLocal | EndLocal | PassOn | ShowView | GiveAdvice
 Action = (
     Call
     | TellChange

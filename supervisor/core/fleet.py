@@ -44,6 +44,7 @@ from musterd.supervisor.core.tasks.manual_retry import ManualRetry
 from musterd.supervisor.core.tasks.outage import Outage
 from musterd.supervisor.core.tasks.pauses import FACT as HALT
 from musterd.supervisor.core.tasks.pauses import Pauses
+from musterd.supervisor.core.tasks.reception import Reception
 from musterd.supervisor.core.tasks.retries import Retries
 from musterd.supervisor.core.tasks.schedules import FACT as SCHEDULE
 from musterd.supervisor.core.tasks.schedules import Schedule, Schedules
@@ -53,7 +54,7 @@ from musterd.supervisor.core.workers.forkservers import News
 from musterd.supervisor.core.workers.health_checks import HealthChecks
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.pressure import Governor, Stage
-from musterd.supervisor.core.workers.sidecar import make_sidecars
+from musterd.supervisor.core.workers.sidecar import SidecarState, make_sidecars
 from musterd.supervisor.core.workers.sizing import slots_left
 
 Handlers = dict[type, Callable[[Any], None]]
@@ -67,8 +68,15 @@ class Fleet:
         self._leases = leases = Leases(state, ledger, hooks)
         self._coalescing = coalescing = Coalescing(state, ledger, leases)
         self._disk_queue = disk_queue = DiskQueue(state, ledger.finish)
+        self._reception = reception = Reception(state, ledger)
         self._intake = intake = Intake(
-            state, ledger, leases, coalescing, disk_queue=disk_queue, last_seq=last_seq
+            state,
+            ledger,
+            leases,
+            coalescing,
+            disk_queue=disk_queue,
+            reception=reception,
+            last_seq=last_seq,
         )
         self._outage = Outage(state, ledger, hooks, coalescing, intake.unwritten)
         self._manual_retry = ManualRetry(state, ledger, intake)
@@ -103,6 +111,7 @@ class Fleet:
             retries=retries,
             sidecars=self.sidecars,
             claims=claims,
+            reception=reception,
         )
         self._reload = Reload(state, parts)
         self._handlers: Handlers = {
@@ -147,7 +156,9 @@ class Fleet:
             events.CancelRequested: self._intake.cancel,
             events.InvalidateRequested: self._coalescing.invalidate,
             events.PeerLost: _in_turn(
-                self._intake.peer_lost, LostPeers(self._state, self._disk_queue).lost
+                self._intake.peer_lost,
+                self._reception.peer_lost,
+                LostPeers(self._state, self._disk_queue).lost,
             ),
         }
 
@@ -198,15 +209,19 @@ class Fleet:
             events.WaitEnded: self._waits.ended,
             events.SidecarReady: lambda event: self.sidecars[event.name].ready(event),
             events.SidecarBeat: lambda event: self.sidecars[event.name].beat(event),
-            events.SidecarExited: lambda event: self.sidecars[event.name].exited(event),
+            events.SidecarExited: self._sidecar_exited,
         }
 
     def _of_the_cluster(self) -> Handlers:
         """Return the handlers for what the cluster sidecar tells."""
         claims, requests = self._claims, self._handler_requests
         return {
-            events.ClusterConnected: _in_turn(claims.connected, requests.connected),
-            events.ClusterDisconnected: _in_turn(claims.disconnected, requests.disconnected),
+            events.ClusterConnected: _in_turn(
+                claims.connected, requests.connected, self._reception.connected
+            ),
+            events.ClusterDisconnected: _in_turn(
+                claims.disconnected, requests.disconnected, self._reception.disconnected
+            ),
             events.MembershipTold: _in_turn(claims.membership, requests.membership),
             events.AttemptsGranted: claims.granted,
             events.AttemptsCancelled: claims.cancelled,
@@ -224,6 +239,14 @@ class Fleet:
         self._autoscale.started()
         for sidecar in self.sidecars.values():
             sidecar.started()
+        self._reception.started()
+
+    def _sidecar_exited(self, event: events.SidecarExited) -> None:
+        sidecar = self.sidecars[event.name]
+        sidecar.exited(event)
+        if event.name == events.CLUSTER:
+            fatal = sidecar.state == SidecarState.FATAL
+            self._reception.sidecar_exited(sidecar.reason, fatal=fatal)
 
     def _place_taken(self, reason: str) -> None:
         """End: another daemon has this one's place."""
@@ -397,6 +420,7 @@ class Fleet:
         self._replacement.validate()
         self._coalescing.validate()
         self._claims.validate()
+        self._reception.validate()
         self._disk_queue.validate()
         unstored = self._ledger.unstored()
         for name, pool in state.pools.items():

@@ -32,6 +32,7 @@ from musterd.supervisor.core.tasks.coalescing import Coalescing
 from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
 from musterd.supervisor.core.tasks.intake import Intake, Late
 from musterd.supervisor.core.tasks.pauses import FACT as HALT
+from musterd.supervisor.core.tasks.reception import Reception
 from musterd.supervisor.core.tasks.retries import Retries
 from musterd.supervisor.core.tasks.schedules import Schedules
 from musterd.supervisor.core.workers.autoscale import Autoscale
@@ -57,6 +58,7 @@ class Parts(Struct, frozen=True):
     retries: Retries
     sidecars: dict[str, Sidecar]
     claims: Claims
+    reception: Reception
 
 
 class Reload:
@@ -84,6 +86,7 @@ class Reload:
         for sidecar in parts.sidecars.values():
             sidecar.follow()
         parts.claims.follow()
+        parts.reception.follow()
         parts.schedules.follow()
         wanted = {each.name: each for each in policy.pools}
         self._asked = {name: asked for name, asked in self._asked.items() if name in wanted}

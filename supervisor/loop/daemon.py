@@ -171,12 +171,12 @@ class Daemon:
         self._workers = WorkerPort(sockets[0], self._spawner.worker_of)
         undo.callback(self._workers.close)
         undo.callback(sockets[0].unlink, missing_ok=True)
-        self._node = self._open_node(undo, sockets)
         with binding(sockets[1]):
             self._clients = ClientPort(sockets[1], secrets.token_hex(8), gid, tasks)
         undo.callback(self._clients.close)
         if tasks is None:
             undo.callback(sockets[1].unlink, missing_ok=True)
+        self._node = self._open_node(undo, sockets)
         self._systemd_status = SystemdStatus(Notifier(), self._started_ns)
         self._calls = BackgroundCalls()
         undo.callback(self._calls.close)
@@ -205,16 +205,20 @@ class Daemon:
         undo.callback(self._sidecars.close)
 
     def _open_node(self, undo: contextlib.ExitStack, sockets: list[Path]) -> "NodePort | None":
-        """Listen for the cluster sidecar, if a pool is clustered."""
-        if not any(pool.clustered for pool in self.fleet.policy.pools):
+        """Listen for the cluster sidecar, if there is a cluster: it serves tasks.sock."""
+        if not self.fleet.policy.cluster:
             return None
         from musterd.supervisor.sockets.node import NodePort
 
-        path = directories.node_socket(self._runtime)
-        sockets.append(path)
+        path, local = (
+            where(self._runtime) for where in (directories.node_socket, directories.local_socket)
+        )
+        sockets += [path, local]
         node = NodePort(path)
         undo.callback(node.close)
         undo.callback(path.unlink, missing_ok=True)
+        self._clients.serve_apart(local)
+        undo.callback(local.unlink, missing_ok=True)
         return node
 
     # -- the loop -----------------------------------------------------------------------------
@@ -234,10 +238,9 @@ class Daemon:
         self._signals.open()
         parts = (self._workers, self._store, self._spawner, self._control, self._signals)
         others = (self._calls, self.outputs, self._memory, self._sidecars)
-        # Where there is a cluster, its sidecar serves tasks.sock: it is not read here.
-        served = self._clients if self._node is None else self._node
-        self._epoll.register(served.fileno(), select.EPOLLIN)
-        for part in (*parts, *others):
+        if self._node is not None:
+            self._epoll.register(self._node.fileno(), select.EPOLLIN)
+        for part in (self._clients, *parts, *others):
             self._epoll.register(part.fileno(), select.EPOLLIN)
         gc.collect()
         gc.freeze()

@@ -86,8 +86,7 @@ class ActionRunner:
         tasks_socket: str,
         node: "NodePort | None" = None,
     ) -> None:
-        """`leave` ends the loop; `tasks_socket` is where a worker's own Client() finds us; `node`
-        is for the cluster sidecar, None where no pool is clustered."""
+        """`leave` ends the loop; workers' own clients use `tasks_socket`, the sidecar `node`."""
         self._shell = shell
         self._store = store
         self._spawner = spawner
@@ -143,6 +142,7 @@ class ActionRunner:
             actions.TellCluster: self._tell_sidecar,
             actions.AskStates: self._tell_sidecar,
             actions.AskLocks: self._tell_sidecar,
+            actions.ServeClients: lambda a: clients.serve(a.serve),
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,
             actions.Exit: lambda action: leave(action.code),

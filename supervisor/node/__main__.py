@@ -21,7 +21,9 @@ def main(arguments: list[str]) -> int:
     try:
         from musterd.supervisor.node.process import run
     except ImportError as error:
-        print(f"{error.name} is not installed: pip install 'musterd[cluster]'", file=sys.stderr)
+        missing = isinstance(error, ModuleNotFoundError)
+        why = f"{error.name} is not installed" if missing else f"psycopg does not work: {error}"
+        print(f"{why}: pip install 'musterd[cluster]'", file=sys.stderr)
         return EXIT_CONFIGURATION
     return run(settings, beat_fd)
 

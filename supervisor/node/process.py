@@ -1,9 +1,10 @@
 """The loop of the cluster sidecar: poll, turn what happened into events, perform the actions.
 
-    tasks.sock ── ClientPort ──► Gateway ──┐
-                                           ├── Engines (threads) ──► PostgreSQL
-    node.sock ─── Connection ──► Claimer ──┤
-                                 Scheduler ┘
+    tasks.sock ── RelayPort ───► Splitter ──► Gateway ──┐
+                                     │                  ├── Engines (threads) ──► PostgreSQL
+    node.sock ─── Connection ────────┼──────► Claimer ──┤
+                                     │       Scheduler ─┘
+                                     └──► Pairs ──► local.sock
 
 Nothing is decided here. Errors of PostgreSQL are told without the URL, which may hold a password.
 """
@@ -38,28 +39,37 @@ from musterd.supervisor.cluster.migrate import SCHEMA
 from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.cluster.scheduler import Scheduler
 from musterd.supervisor.cluster.sidecar_events import (
+    AskLocal,
     Call,
+    EndLocal,
     EndPeer,
     EngineAnswered,
+    GiveAdvice,
     Leave,
     Left,
     NameInUse,
     NodeNotified,
     Notified,
+    PassOn,
     PoolsNotified,
+    PoolsTold,
+    ShowView,
     Standing,
     Tell,
     TellChange,
 )
+from musterd.supervisor.cluster.splitter import Splitter
 from musterd.supervisor.config.redact import Redaction
 from musterd.supervisor.config.timezones import time_zone
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.node.engines import Engines, Job, Listener
 from musterd.supervisor.node.lookups import Lookups
+from musterd.supervisor.node.pairs import Pairs
+from musterd.supervisor.node.relay_port import RelayPort
 from musterd.supervisor.settings.cluster_url import cluster_url
 from musterd.supervisor.settings.node import NodeSettings
-from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
 from musterd.supervisor.sockets.declarations import Declarations
+from musterd.supervisor.system import descriptors
 
 EXIT_FAILED, EXIT_NAME_TAKEN, EXIT_CONFIGURATION = 1, 69, 78
 BEAT_NS = 5_000_000_000  # a fraction of what the daemon waits for (core/workers/sidecar.py)
@@ -118,6 +128,8 @@ class Sidecar:
         self._pool_channel = f"{SCHEMA}_pool"
         rng = Random(secrets.randbits(64))
         self._gateway = Gateway(waiter, rng)
+        self._gateway.held = True
+        self._splitter = Splitter(self._gateway, self._prepare)
         redact = settings.redact
         card = NodeCard(identity, settings.node, settings.lease_ns, __version__, redact=redact)
         self._redaction = Redaction(redact)
@@ -128,11 +140,12 @@ class Sidecar:
         process = ((waiter & NODE_MASK) << LIFE_BITS) | secrets.randbits(LIFE_BITS)
         self._engines = Engines(url, process << KIND_BITS)
         handed = socket.socket(fileno=settings.tasks_fd)
-        self._clients = ClientPort(
+        self._clients = RelayPort(
             Path(settings.tasks_socket), secrets.token_hex(8), None, handed=handed
         )
+        self._pairs = Pairs(settings.local_socket, self._clients, self._feed_splitter)
         self._lookups = Lookups(
-            self._engines, self._clients, self._feed_gateway, self._gateway.submits_of
+            self._engines, self._clients, self._feed_splitter, self._splitter.submits_of
         )
         self._declarations = Declarations()
         self._node = Connection(settings.node_socket)
@@ -141,6 +154,7 @@ class Sidecar:
         self._listener = Listener(url, self._heard_notifications)
         self._poll = select.poll()
         self._poll.register(self._engines.fileno(), select.POLLIN)
+        self._poll.register(self._pairs.fileno(), select.POLLIN)
         self._serve_ns = time.monotonic_ns() + SERVE_NS
         self._serving = False
         self._beat_ns = self._tidy_ns = 0
@@ -149,23 +163,25 @@ class Sidecar:
 
     def run(self) -> NoReturn:
         """Work until Ended or Trouble is raised."""
-        self._feed_gateway(events.Started())
+        self._feed_splitter(events.Started())
         self._beat(b"ready\n")
         while True:
             self._wait()
             self._engines.hear()
             self._hear_node()
+            self._pairs.receive()
             self._hear_clients()
             self._hear_clock()
+            self._pairs.settle()
             self._clients.router.flush()
             for lost in self._clients.settle():
-                self._feed_gateway(lost)
+                self._feed_splitter(lost)
             self._lookups.pump()
 
     def _wait(self) -> None:
         now_ns = time.monotonic_ns()
         due = [self._beat_ns, self._tidy_ns]  # the latter comes before SERVE_NS is over
-        cores = (self._gateway, self._claimer, self._scheduler)
+        cores = (self._splitter, self._claimer, self._scheduler)
         due += [each for core in cores if (each := core.next_deadline()) is not None]
         wait_ns = 0 if self._clients.behind else max(0, min(due) - now_ns)
         writing = select.POLLOUT if self._node.unsent else 0
@@ -175,20 +191,22 @@ class Sidecar:
     # -- what happens -------------------------------------------------------------------------
 
     def _hear_clients(self) -> None:
+        if self._gateway.held and (self._claimer.tenure or time.monotonic_ns() >= self._serve_ns):
+            self._gateway.held = False
+            self._feed_splitter(events.Ticked())
         if not self._serving:
-            if not self._claimer.tenure and time.monotonic_ns() < self._serve_ns:
+            if self._gateway.held and not self._splitter.has_local:
                 return
             self._serving = True
             self._poll.register(self._clients.fileno(), select.POLLIN)
         for event in self._clients.receive(time.time_ns()):
-            if isinstance(event, events.TasksSubmitted):
-                checked = self._redaction.refuse(event)
-                tasks = self._declarations.fill_in(checked.tasks)
-                self._feed_gateway(msgspec.structs.replace(checked, tasks=tasks))
-            elif isinstance(event, AdviceWanted):
-                self._clients.advise(event, {})  # the supervisor knows its memory, and is not asked
-            else:
-                self._feed_gateway(event)
+            self._feed_splitter(event)
+
+    def _prepare(self, event: events.TasksSubmitted) -> events.TasksSubmitted:
+        """Refuse what gives a secret away, and complete the rest by what `@task` declares."""
+        checked = self._redaction.refuse(event)
+        tasks = self._declarations.fill_in(checked.tasks)
+        return msgspec.structs.replace(checked, tasks=tasks)
 
     def _hear_node(self) -> None:
         try:
@@ -200,6 +218,7 @@ class Sidecar:
                 if isinstance(message, Pools):
                     for card in message.cards:
                         self._declarations.declare(card.name, card.tasks)
+                    self._feed_splitter(PoolsTold(message.local))
                 self._feed_claimer(message)
         except OSError:
             raise Ended from None  # the daemon has ended, or another sidecar takes our place
@@ -213,7 +232,7 @@ class Sidecar:
             pools = {payload for channel, payload in found if channel == self._pool_channel}
             channels = {channel for channel, _ in found}
             if self._waiter_channel in channels:
-                self._feed_gateway(Notified())
+                self._feed_splitter(Notified())
             if pools:
                 self._feed_claimer(PoolsNotified(tuple(pools)))
             if channels - {self._waiter_channel, self._pool_channel}:
@@ -224,7 +243,7 @@ class Sidecar:
     def _hear_clock(self) -> None:
         now_ns = time.monotonic_ns()
         for core, feed in (
-            (self._gateway, self._feed_gateway),
+            (self._splitter, self._feed_splitter),
             (self._claimer, self._feed_claimer),
             (self._scheduler, self._feed_scheduler),
         ):
@@ -239,7 +258,8 @@ class Sidecar:
             raise Ended
         if now_ns >= self._tidy_ns:
             self._tidy_ns = now_ns + (SECOND_NS if not self._leaving_ns else SECOND_NS // 10)
-            self._clients.tidy_up(self._lookups.awaited_bytes)
+            awaited = max(self._lookups.awaited_bytes, self._pairs.awaited_bytes)
+            self._clients.tidy_up(awaited)
             self._lookups.try_again()
         if now_ns >= self._beat_ns:
             self._beat(b"\n")
@@ -263,15 +283,15 @@ class Sidecar:
 
     # -- what is done -------------------------------------------------------------------------
 
-    def _feed_gateway(self, event: object) -> None:
-        for action in self._gateway.handle(time.monotonic_ns(), event):
+    def _feed_splitter(self, event: object) -> None:
+        for action in self._splitter.handle(time.monotonic_ns(), event):
             self._do_for_clients(action)
 
     def _do_for_clients(self, action: object) -> None:
         clients = self._clients
         match action:
             case Call():
-                self._call(action, self._feed_gateway)
+                self._call(action, self._feed_splitter)
             case actions.Acknowledge(_, request, rejected):
                 clients.acknowledge(request, rejected)
             case actions.Deliver(peer, outcomes):
@@ -288,11 +308,27 @@ class Sidecar:
                 clients.progress(peers, note)
             case TellChange(change):
                 clients.changed(change)
+            case actions.Report():
+                _report(action)
+            case _:
+                self._do_with_local(action)
+
+    def _do_with_local(self, action: object) -> None:
+        clients = self._clients
+        match action:
+            case AskLocal(name, message):
+                self._pairs.ask(name, message)
+            case EndLocal(name):
+                self._pairs.end(name)
+            case PassOn(name, frame):
+                clients.pass_on(name, bytes(frame))
+            case ShowView(request, id_, view):
+                clients.answer_view(request, id_, view)
+            case GiveAdvice(request, workers):
+                clients.answer_advice(request, workers)
             case EndPeer(peer, reason):
                 if peer.isdigit():
                     clients.router.put_out(int(peer), reason)
-            case actions.Report():
-                _report(action)
 
     def _feed_scheduler(self, event: object) -> None:
         for action in self._scheduler.handle(time.monotonic_ns(), event):
@@ -344,6 +380,7 @@ def run(settings: NodeSettings, beat_fd: int) -> int:
     """Work until SIGTERM and return the exit code; print errors on standard error."""
     setproctitle("musterd: cluster")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    descriptors.double()
     try:
         try:
             url = cluster_url(settings.url, settings.url_file, settings.url_secret)

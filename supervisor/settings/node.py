@@ -11,6 +11,7 @@ from musterd.supervisor.system import directories
 class NodeSettings(Struct, frozen=True):
     tasks_socket: str
     node_socket: str
+    local_socket: str
     state_dir: str  # holds the node's identity
     node: str  # its name
     lease_ns: int
@@ -34,6 +35,7 @@ def node_settings(config: Config) -> NodeSettings:
     return NodeSettings(
         tasks_socket=str(directories.tasks_socket(runtime)),
         node_socket=str(directories.node_socket(runtime)),
+        local_socket=str(directories.local_socket(runtime)),
         state_dir=str(directories.state_dir(config.supervisor.state_dir)),
         node=cluster.node or socket.gethostname(),
         lease_ns=cluster.lease_ns,

@@ -76,6 +76,7 @@ RESULTS_BYTES_MAX = 1024 * 1024  # outcomes are cut into messages of about this 
 PROGRESS_BYTES_MAX = 64 * 1024  # with more than this unsent, a peer is told the next progress
 FAULT_CHARS_MAX = 500  # of the answer to a malformed message
 MODE = 0o660
+PRIVATE_MODE = 0o600
 
 
 class Peer:
@@ -148,6 +149,7 @@ class ClientPort:
         self.pending = 0  # bytes of requests under way, of all connections
         self.ready: OrderedDict[Peer, None] = OrderedDict()  # peers that read and are owed results
         self._epoch = epoch
+        self._partial = 0  # the door whose peers are told only of what is here
         self._peers: dict[int, Peer] = {}
         self._named: dict[bytes, Peer] = {}
         self._sessions: dict[str, Peer] = {}
@@ -159,6 +161,25 @@ class ClientPort:
         self._followers: dict[bytes, Peer] = {}
         self._hushed: dict[int, Peer] = {}
         self._relieved = False  # one of the hushed may be read again
+
+    # -- doors --------------------------------------------------------------------------------
+
+    def serve_apart(self, path: Path) -> None:
+        """Serve a second socket, for the daemon's own user; its first one only when told to.
+
+        Tasks that are not here may be elsewhere: peers of the first socket are not told that they
+        are missing.
+        """
+        self.router.add_door(listen(str(path), None, PRIVATE_MODE, BACKLOG))
+        self._partial = self.router.listener_fd
+        self.serve(False)
+
+    def serve(self, serve: bool) -> None:
+        """Serve the first socket, or leave it to another process and end the connections there."""
+        self.router.open_door(self.router.listener_fd, serve)
+
+    def _is_partial(self, peer: Peer) -> bool:
+        return self._partial != 0 and self.router.door_of(peer.number) == self._partial
 
     # -- from clients -------------------------------------------------------------------------
 
@@ -484,7 +505,7 @@ class ClientPort:
     def missing(self, name: bytes, ids: list[str]) -> None:
         """Tell the peer that there are no such tasks."""
         peer = self._named.get(name)
-        if peer is not None:
+        if peer is not None and not self._is_partial(peer):
             self._send(peer, encode(MissingMessage(ids)))
 
     def results(self, peer: Peer, outcomes: list[Outcome]) -> None:
@@ -492,7 +513,8 @@ class ClientPort:
         self._send(peer, encode(Results(outcomes)))
 
     def inspected(self, peer: Peer, request: int, view: TaskView | None) -> None:
-        self._send(peer, encode(Inspected(request, view)))
+        if view is not None or not self._is_partial(peer):
+            self._send(peer, encode(Inspected(request, view)))
 
     def progress(self, names: list[bytes], note: ProgressNote) -> None:
         """Send progress to the peers that keep up; the others get the next one."""

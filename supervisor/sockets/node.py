@@ -1,6 +1,6 @@
 """node.sock: what the cluster sidecar says becomes events, actions become messages to it.
 
-The socket exists only where a pool is clustered. Nobody can pose as the sidecar: a hello carries
+The socket exists only where there is a cluster. Nobody can pose as the sidecar: a hello carries
 the one-time token that the sidecar was started with, and the messages of other connections are
 dropped. The connection of a new sidecar ends the one before.
 
@@ -179,8 +179,8 @@ def messages_of(action: ClusterAction) -> list[NodeMessage]:
             holds = [Holds(part, number < last) for number, part in enumerate(others)]
             more = bool(others)
             return [Greeting(NODE_PROTOCOL, tenure, first, unconfirmed, more, member), *holds]
-        case actions.ShowPools(cards):
-            return [Pools(cards)]
+        case actions.ShowPools(cards, local):
+            return [Pools(cards, local)]
         case actions.WantAttempts(request, pool, count, names, seen):
             return [Want(request, pool, count, names, seen)]
         case actions.TellCluster(ends, begun, marks):

@@ -67,6 +67,14 @@ def needed_for(pools: int, workers: int) -> int:
     return (used + CLIENTS) * RESERVE_SHARE // (RESERVE_SHARE - 1)
 
 
+def double() -> None:
+    """Double the soft limit as far as the hard one allows: here each client takes two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY:
+        wanted = 2 * soft if hard == resource.RLIM_INFINITY else min(2 * soft, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 def provide(wanted: int) -> None:
     """Raise the soft limit to what is wanted.
 

@@ -313,7 +313,7 @@ def test_one_who_cannot_be_watched_is_not_let_in(stage):
     stage.until(lambda: _is_over(refused), "it hears of that")
     refused.close()
     stage.router._accepts = False
-    epoll.unregister(stage.router._listening)
+    epoll.unregister(stage.router.listener_fd)
     stage.router.tidy_up()
     epoll.full = False
     stage.router.tidy_up()
@@ -516,3 +516,38 @@ def test_the_process_with_most_connections_makes_room(path: str, handshake: byte
     stage.until(lambda: not len(stage.router), "all are gone")
     assert not stage.router._owned
     stage.router.close()
+
+
+# -- doors ------------------------------------------------------------------------------------
+
+
+def test_a_second_door_leads_to_the_same_router(stage, tmp_path):
+    other = str(tmp_path / "other.sock")
+    stage.router.add_door(listen(other, None))
+    number, connection = stage.connect()
+    second = Connection(other)
+    met = stage.meet(second)
+    assert met != number
+    assert stage.router.door_of(number) != stage.router.door_of(met)
+    for each in (connection, second):
+        each.close()
+
+
+def test_a_door_that_is_shut_lets_nobody_in_and_ends_who_came_through_it(stage, tmp_path):
+    other = str(tmp_path / "other.sock")
+    stage.router.add_door(listen(other, None))
+    number, connection = stage.connect()
+    second = Connection(other)
+    stays = stage.meet(second)
+    stage.router.open_door(stage.router.listener_fd, False)
+    assert number not in stage.router
+    assert stays in stage.router
+    waiting = Connection(stage.path)
+    stage.router.tidy_up()
+    for _ in range(5):
+        stage.turn()
+    assert len(stage.router) == 1, "somebody was let in"
+    stage.router.open_door(stage.router.listener_fd, True)
+    assert stage.meet(waiting) in stage.router
+    for each in (connection, second, waiting):
+        each.close()

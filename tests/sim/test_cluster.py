@@ -37,6 +37,7 @@ def test_every_task_of_the_cluster_ends_once(seeds: range, number: int) -> None:
     assert not many or sum(table.lost_races for table in timetables), "no node was too late"
     assert not (many and faults.node_deaths) or sum(world.reaped for world in worlds)
     assert not (many and faults.lost) or sum(world.fenced for world in worlds)
+    assert not (many and faults.sidecar_deaths) or sum(world.takeovers for world in worlds)
     asking = [world for world in worlds if world.seed >= ASKING_SEED]
     for name in ("locks_given", "locks_refused", "saves", "loads"):
         total = sum(getattr(world.shared, name) for world in asking)

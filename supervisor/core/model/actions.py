@@ -390,9 +390,10 @@ class GreetCluster(Action, frozen=True):
 
 
 class ShowPools(Action, frozen=True):
-    """Tell the cluster sidecar what the clustered pools are."""
+    """Tell the cluster sidecar what the clustered pools are, and which are of this node alone."""
 
     cards: tuple[PoolCard, ...]
+    local: tuple[str, ...] = ()
 
 
 class WantAttempts(Action, frozen=True):
@@ -414,6 +415,12 @@ class TellCluster(Action, frozen=True, gc=False):
     ends: list[AttemptEnd]
     begun: list[Held]
     marks: list[AttemptProgress]
+
+
+class ServeClients(Action, frozen=True):
+    """Serve tasks.sock, or leave it to the cluster sidecar and end the connections there."""
+
+    serve: bool
 
 
 class AskStates(Action, frozen=True, gc=False):

@@ -73,6 +73,8 @@ END_BYTES = 512  # of an end in memory besides its value and error
 
 NEVER_NS = 2**63
 
+_NOTHING = ShowPools(())
+
 
 class Feed(Struct):
     """What one pool gets from the cluster."""
@@ -99,7 +101,7 @@ class Claims:
         self._away = False
         self._requests = 0
         self._seen: dict[str, int] = {}  # by pool: attempts that came over this connection
-        self._shown: tuple[PoolCard, ...] = ()
+        self._shown = _NOTHING
         self._unconfirmed: dict[str, AttemptEnd] = {}  # by key
         self._unconfirmed_bytes = 0
         self._ends: list[AttemptEnd] = []  # of this event
@@ -127,7 +129,8 @@ class Claims:
                 nothing = WantAttempts(self._requests, name, 0, (), self._seen.get(name, 0))
                 self._state.out.append(nothing)
         self._feeds = {name: self._feeds.get(name) or Feed() for name in clustered}
-        self.awake = bool(clustered or self._claimed or self._unconfirmed)
+        shares = clustered or self._state.policy.cluster
+        self.awake = bool(shares or self._claimed or self._unconfirmed)
         self.rules.compare()
 
     # -- around each event --------------------------------------------------------------------
@@ -254,9 +257,15 @@ class Claims:
             for pool in map(self._state.pools.get, self._feeds)
             if pool is not None and pool.is_open and pool.declarations is not None
         )
-        if cards != self._shown:
-            self._shown = cards
-            self._state.out.append(ShowPools(cards))
+        local = tuple(
+            pool.name
+            for pool in self._state.pools.values()
+            if pool.is_open and pool.name not in self._feeds
+        )
+        shown = ShowPools(cards, local)
+        if shown != self._shown:
+            self._shown = shown
+            self._state.out.append(shown)
 
     # -- the sidecar and the engine -------------------------------------------------------------
 
@@ -276,7 +285,7 @@ class Claims:
     def disconnected(self, _event: events.ClusterDisconnected | None) -> None:
         """Forget what was under way: what the sidecar was granted and did not tell goes back."""
         self._connected = False
-        self._shown = ()
+        self._shown = _NOTHING
         self._seen = {}
         for feed in self._feeds.values():
             feed.want = None

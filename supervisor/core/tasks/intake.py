@@ -31,8 +31,10 @@ from musterd.supervisor.core.tasks import bulk
 from musterd.supervisor.core.tasks.coalescing import Coalescing
 from musterd.supervisor.core.tasks.leases import Leases
 from musterd.supervisor.core.tasks.pauses import DRAINED
+from musterd.supervisor.core.tasks.reception import Reception
 from musterd.supervisor.core.tasks.refusals import (
     UNREADABLE,
+    elsewhere,
     id_taken,
     not_known,
     not_now,
@@ -52,9 +54,11 @@ class Intake:
         coalescing: Coalescing,
         *,
         disk_queue: DiskQueue,
+        reception: Reception,
         last_seq: int,
     ) -> None:
         self._state = state
+        self._reception = reception
         self._ledger = ledger
         self._leases = leases
         self._coalescing = coalescing
@@ -105,7 +109,7 @@ class Intake:
         specs = submitted.tasks
         cancelled = [spec.id for spec in specs if spec.id in early]
         finished = event.finished | self.ended_since(_asked_about(event.submitted))
-        self._accept(submitted, finished)
+        self._accept(submitted, finished, event.live)
         if ids := [spec.id for spec in specs if spec.id in finished]:
             self._state.out.append(LookUp(submitted.peer, ids))
         if cancelled:
@@ -139,7 +143,13 @@ class Intake:
                 self._state.cancelled_early.pop(id_, None)
         return ended
 
-    def _accept(self, event: events.TasksSubmitted, finished: frozenset[str]) -> None:
+    def _accept(
+        self,
+        event: events.TasksSubmitted,
+        finished: frozenset[str],
+        stored: frozenset[str] = frozenset(),
+    ) -> None:
+        """Accept or refuse each task; `stored` are unfinished ones that the store holds."""
         # Callers on the control socket (request 0) do not submit again to the next daemon.
         if self._state.sockets_survive and event.request:
             return
@@ -161,7 +171,8 @@ class Intake:
                 continue
             route = routes.get(spec.name)
             if route is None:
-                found = self._route(spec)
+                absent = spec.id not in stored
+                found = (absent and self._elsewhere(spec, event)) or self._route(spec)
                 if isinstance(found, Rejection):
                     rejected.append(found)
                     continue
@@ -169,12 +180,14 @@ class Intake:
             rejection = self._take(spec, route, event)
             if rejection is not None:
                 rejected.append(rejection)
+        if self._reception.keeps(event, rejected):
+            return
         refused = len(rejected) - len(event.rejected) == len(event.tasks)
         self._ledger.acknowledge(event.peer, event.request, rejected, event.tasks, at_once=refused)
 
     def _take_run(self, event: events.TasksSubmitted) -> bool:
         """Take the whole submit at once, if no task of it needs a decision."""
-        route = self._route(event.tasks[0])
+        route = self._elsewhere(event.tasks[0], event) or self._route(event.tasks[0])
         if isinstance(route, Rejection):
             return False
         last_seq = bulk.take(
@@ -250,6 +263,15 @@ class Intake:
         if not task.early:
             pool.unstored += 1
         return None
+
+    def _elsewhere(self, spec: TaskSpec, event: events.TasksSubmitted) -> Rejection | None:
+        """Refuse a client's new task that is the cluster's; unknown pools may be of other nodes."""
+        if not self._reception.shares or not event.request:
+            return None
+        pool = self._state.pools.get(spec.name.partition(".")[0])
+        if pool is not None and pool.is_open and not pool.policy.clustered:
+            return None
+        return elsewhere(spec)
 
     def _route(self, spec: TaskSpec) -> Route | Rejection:
         name = spec.name.partition(".")[0]

@@ -2,6 +2,7 @@
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
 from musterd.ipc.wire.messages import (
+    ELSEWHERE,
     INVALID_TASK,
     PRIORITY_NAMES,
     QUEUE_FULL,
@@ -16,6 +17,7 @@ from musterd.supervisor.core.tasks.pauses import DRAINED
 
 QUEUE_FULL_RETRY_NS = 100 * MILLISECOND_NS  # after which a refused submit may try again
 STORE_FAILS_RETRY_NS = 1 * SECOND_NS  # ... while the disk is full or broken
+CLUSTER_RETRY_NS = 5 * SECOND_NS  # ... while there is no cluster sidecar
 DRAINED_RETRY_NS = 1 * SECOND_NS  # ... while a person has to resume the pool first
 NAMES_SHOWN_MAX = 10
 UNREADABLE = "the store cannot be read: see the problem in `musterctl status`, and try again later"
@@ -42,6 +44,22 @@ def unknown_task(spec: TaskSpec, pool: Pool | None, state: State) -> Rejection:
         why = f"pool '{pool.name}' has no such task (it has: {methods})"
     return Rejection(
         spec.id, UNKNOWN_TASK, f"unknown task '{spec.name}': {why}; tasks are named POOL.METHOD"
+    )
+
+
+def elsewhere(spec: TaskSpec) -> Rejection:
+    """Tell the cluster sidecar that a task is not of this machine, and not known here."""
+    return Rejection(spec.id, ELSEWHERE, f"'{spec.name}' is a task of the cluster")
+
+
+def no_cluster(spec: TaskSpec, reason: str) -> Rejection:
+    """Refuse for now a task that is not of this machine: nobody here speaks to the cluster."""
+    return Rejection(
+        spec.id,
+        QUEUE_FULL,
+        f"'{spec.name}' was not accepted: it is no task of this machine alone, and the cluster "
+        f"cannot be reached ({reason}): submit again later or with wait=True",
+        CLUSTER_RETRY_NS,
     )
 
 

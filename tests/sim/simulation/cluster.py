@@ -46,6 +46,7 @@ from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks.claims import HOLD_NS
+from musterd.supervisor.core.tasks.reception import TAKE_OVER_NS
 from simulation.cluster_sidecar import FORBIDDEN, LEASE_NS, WIRE_NS, Sidecar
 from simulation.cluster_timetable import Timetable
 from simulation.profile import METHODS, MS, SEC, US, Profile
@@ -152,6 +153,9 @@ class Node:
         self.workers: dict[int, Worker] = {}
         self.fork_servers: dict[tuple[str, str], ForkServer] = {}
         self.sidecar: Sidecar | None = None
+        self._connected = False  # to a sidecar, as far as the core was told
+        self._serves = False  # the core has tasks.sock served by the supervisor
+        self._kills = 0  # of sidecars
         self.requests = NodeWatch(self, world.shared)
         self.fleet: Fleet
 
@@ -199,6 +203,7 @@ class Node:
         self.until_ns = self.tenure = 0
         self.granted, self.lost, self._queued, self._backlog = {}, {}, {}, None
         self.workers, self.fork_servers = {}, {}
+        self._connected = self._serves = False
         self.requests = NodeWatch(self, self.world.shared)
         self.fleet = Fleet(self.policy, Random(self.rng.random()))
         self.tell(events.TasksRecovered([]))
@@ -213,12 +218,14 @@ class Node:
             self.tell(events.ClusterConnected())
 
     def kill_sidecar(self) -> None:
-        """The next one is started soon, as the core does with any sidecar."""
+        """The next one is started soon, as the core does with any sidecar, or after a pause."""
         if self.sidecar is not None:
             self.sidecar.alive = False
             self.sidecar = None
             self.in_life(self.delay(*WIRE_NS), self.tell, events.ClusterDisconnected())
-            self.in_life(self.delay(2 * MS, 1 * SEC), self.start_sidecar)
+            self._kills += 1
+            longest_ns = 2 * TAKE_OVER_NS if self._kills % 2 == 0 else 1 * SEC
+            self.in_life(self.delay(2 * MS, longest_ns), self.start_sidecar)
 
     def die(self, pause_ns: int) -> None:
         """With all its processes. What is under way to the engine may arrive."""
@@ -263,6 +270,12 @@ class Node:
             table = ClusterWorld.carried_out
             carry_out = table.get(type(action)) or _LOCAL[type(action)]
             carry_out(self, action)
+        assert not (self._connected and self._serves), "two serve tasks.sock"
+
+    def serve(self, action: act.ServeClients) -> None:
+        assert action.serve != self._serves, "it is so already"
+        self._serves = action.serve
+        self.world.takeovers += action.serve
 
     def freeze(self, for_ns: int) -> None:
         if self.up and self._backlog is None:
@@ -295,6 +308,8 @@ class Node:
                     self.requests.lost_tenure()
             case events.AttemptsGranted():
                 self.granted |= {(each.spec.id, each.claim): None for each in event.attempts}
+            case events.ClusterConnected() | events.ClusterDisconnected():
+                self._connected = isinstance(event, events.ClusterConnected)
             case events.AttemptsLost():
                 self.lost |= {(each.id, each.claim): None for each in event.held}
 
@@ -444,7 +459,7 @@ class ClusterWorld:
         self.finals: dict[str, str] = {}
         self.counted: dict[tuple[str, int], None] = {}  # ends that counted
         self.ended: dict[str, int] = {}  # ends that were told, by their kind
-        self.fenced = self.reaped = 0
+        self.fenced = self.reaped = self.takeovers = 0
         skew_ns = self.rng.randrange(10**15)
         self.shared = SharedWatch(self)
         self.engine = WatchedEngine(lambda: self.now_ns + skew_ns, Random(seed + 1))
@@ -732,6 +747,7 @@ class ClusterWorld:
         act.TellCluster: Node.to_sidecar,
         act.AskStates: Node.to_sidecar,
         act.AskLocks: Node.to_sidecar,
+        act.ServeClients: Node.serve,
     }
 
 

@@ -1,13 +1,18 @@
 """Gateways and their clients around one engine in memory, with everything that may go wrong.
 
+Each node has tasks of its own too, in a model of its supervisor (local_side.py): a Splitter before
+the Gateway divides what clients ask. Without a sidecar for long, the model serves clients itself.
+The local pool of a node may become shared.
+
 The world loses connections, ends gateways, takes the engine away, and makes calls fail before and
 after their effect. Every message and every call takes a random time; messages of one connection
 keep their order.
 
 Checked at every step: a client is told that a task is accepted, or has ended, only after the engine
 has it so; a rejected or a missing task is not there; progress is told that the engine was told. At
-the end, when all is quiet: each task that was acknowledged has ended once, its client knows the
-outcome, and no gateway holds anything. Who waits for a task in quiet times knows how far it is.
+the end, when all is quiet: each task that was acknowledged has ended once, on one side, its client
+knows the outcome, and no gateway holds anything. Who waits for a task in quiet times knows how far
+it is.
 """
 
 from collections.abc import Callable
@@ -15,40 +20,59 @@ from heapq import heappop, heappush
 from itertools import count
 from random import Random
 
+import msgspec
+
 from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire import messages as wire
+from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import Outcome, ProgressNote, TaskDeclaration, TaskSpec
 from musterd.supervisor.cluster.engine import End, Grant, NodeCard, PoolCard, ProgressMark, Want
-from musterd.supervisor.cluster.gateway import (
-    Gateway,
-)
+from musterd.supervisor.cluster.gateway import Gateway
 from musterd.supervisor.cluster.model_engine import ModelEngine
 from musterd.supervisor.cluster.sidecar_events import (
+    AskLocal,
     Call,
+    EndLocal,
     EndPeer,
     EngineAnswered,
     EngineFailed,
+    LocalLost,
+    LocalSaid,
     LookedUp,
     Notified,
+    PassOn,
+    PoolsTold,
+    ShowView,
+    ViewAsked,
 )
+from musterd.supervisor.cluster.splitter import Splitter
 from musterd.supervisor.core.model import actions, events
+from simulation.local_side import Connection, LocalSide
 
 MS = SECOND_NS // 1000
+_decode_results = msgspec.msgpack.Decoder(wire.Results).decode
 BUSY_NS = 20 * SECOND_NS  # the time in which things go wrong
 QUIET_NS = 60 * SECOND_NS  # the time in which all must come to its end
 KNOWN_NS = 8 * SECOND_NS  # after which all who wait have been told the last progress
 NODES, CLIENTS, TASKS = 2, 4, 12
-NAMES = ("p.extract",)
-CARD = PoolCard("p", 10, (TaskDeclaration("extract"),), queue_size=100_000)
+NAMES = ("p.extract", "q.extract")
+CARDS = tuple(
+    PoolCard(name, 10, (TaskDeclaration("extract"),), queue_size=100_000) for name in ("p", "q")
+)
+TAKE_OVER_NS = 2 * SECOND_NS  # as core/tasks/reception.py
 
 
 class Node:
     """A sidecar's place: the gateway that lives there now, and its connections."""
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, rng: Random) -> None:
         self.number = number
+        self.local = LocalSide(rng)
+        self.pairs: dict[bytes, Connection] = {}
         self.life = 0
         self.begun = 0  # the last life with a gateway
-        self.gateway: Gateway | None = None
+        self.gateway: Splitter | None = None
+        self.ended_ns = 0
         self.woken_ns: int | None = None
         self.peers: dict[bytes, Client] = {}
 
@@ -68,6 +92,8 @@ class Client:
     def __init__(self, node: Node) -> None:
         self.node = node
         self.peer = b""  # the name of its connection; b"": it has none
+        self.direct: Connection | None = None  # to the supervisor, while there is no sidecar
+        self.views: dict[int, str] = {}  # questions that are not answered
         self.requests = count(1)
         self.unsent: list[TaskSpec] = []
         self.sent: dict[int, list[TaskSpec]] = {}  # not acknowledged
@@ -89,16 +115,17 @@ class World:
         self._ids = count(1)
         self._lines: dict[tuple[bytes, str], int] = {}  # when the last message of each arrives
         self.engine = ModelEngine(lambda: self.now_ns, Random(seed))
-        self.tenure = self.engine.join(NodeCard("id", "worker", 3600 * SECOND_NS, "", (CARD,)))
+        self.tenure = self.engine.join(NodeCard("id", "worker", 3600 * SECOND_NS, "", CARDS))
         self.away = False
         self.calm = False
         self.said: dict[str, list[float]] = {}  # by tasks that have ended
         self.ends: dict[str, int] = {}
         self.told: list[str] = []
-        self.resent = self.lost_answers = self.deaths = self.progress_told = 0
+        self.resent = self.lost_answers = self.deaths = self.moves = self.direct = 0
+        self.progress_told = 0
         self.running: dict[str, Running] = {}
         self.quiet_ns = 0  # since when nothing goes wrong
-        self.nodes = [Node(number) for number in range(NODES)]
+        self.nodes = [Node(number, self.rng) for number in range(NODES)]
         self.clients = [Client(self.rng.choice(self.nodes)) for _ in range(CLIENTS)]
 
     # -- time ---------------------------------------------------------------------------------
@@ -117,7 +144,13 @@ class World:
             self.connect(client)
             for _ in range(TASKS):
                 self.later(self.rng.randrange(BUSY_NS), lambda c=client: self.submit(c))  # type: ignore[misc]
-        for chance, deed in ((1500, self.kill), (1200, self.cut), (4000, self.take_away)):
+        for chance, deed in (
+            (1500, self.kill),
+            (1200, self.cut),
+            (4000, self.take_away),
+            (8000, self.move),
+            (1000, self.cut_local),
+        ):
             self.every(chance, deed)
         self.every(200, self.work)
         self.every(700, self.tick)
@@ -152,6 +185,27 @@ class World:
         if client.peer and not self.calm:
             self.disconnect(client, seen=True)
 
+    def cut_local(self) -> None:
+        """The supervisor ends the connection of a client to local.sock."""
+        node = self.rng.choice(self.nodes)
+        if node.pairs and not self.calm and self.rng.random() < 0.3:
+            peer = self.rng.choice(list(node.pairs))
+            node.pairs.pop(peer).over = True
+            self.feed(node, LocalLost(peer, "dropped"))
+
+    def move(self) -> None:
+        """The local pool of a node becomes shared, at a restart of its daemon."""
+        node = self.rng.choice(self.nodes)
+        if not self.calm and node.local.pools and self.rng.random() < 0.3:
+            self.moves += 1
+            self.end(node)
+            for client in [each for each in self.clients if each.node is node and each.direct]:
+                self.disconnect(client, seen=False)
+            for pair in node.pairs.values():
+                pair.over = True
+            node.pairs.clear()
+            node.local.pools = ()
+
     def take_away(self) -> None:
         if self.calm:
             return
@@ -167,9 +221,10 @@ class World:
     def work(self) -> None:
         """Run some tasks, and say how they ended."""
         tenure = self.tenure.tenure
-        grants = self.engine.claim(
-            tenure, [Want("p", self.rng.randrange(60 if self.calm else 6), NAMES)]
-        )
+        number = self.rng.randrange(60 if self.calm else 6)
+        for node in self.nodes:
+            node.local.work(number)
+        grants = self.engine.claim(tenure, [Want(pool, number, NAMES) for pool in ("p", "q")])
         ends = []
         ends += self.go_on(tenure)
         for grant in grants:
@@ -225,7 +280,11 @@ class World:
     def begin(self, node: Node) -> None:
         node.life += 1
         node.begun = node.life
-        node.gateway = Gateway(node.number + 1, Random(self.rng.random()))
+        for client in [each for each in self.clients if each.node is node and each.direct]:
+            self.disconnect(client, seen=False)  # the supervisor leaves tasks.sock to the sidecar
+        gateway = Gateway(node.number + 1, Random(self.rng.random()))
+        node.gateway = Splitter(gateway, lambda event: event)
+        self.feed(node, PoolsTold(node.local.pools))
         self.feed(node, events.Started())
 
     def end(self, node: Node) -> None:
@@ -233,9 +292,12 @@ class World:
             return
         node.gateway = None
         node.life += 1
+        node.ended_ns = self.now_ns
         for client in list(node.peers.values()):
             self.disconnect(client, seen=False)
-        self.later(self.rng.randrange(5, 800) * MS, lambda: self.begin(node))
+        node.pairs.clear()  # what they have sent may still be read
+        longest = 800 if self.calm or self.rng.random() < 0.8 else 6000
+        self.later(self.rng.randrange(5, longest) * MS, lambda: self.begin(node))
 
     def feed(self, node: Node, event: object) -> None:
         gateway = node.gateway
@@ -263,9 +325,7 @@ class World:
                 refused = [each.id for each in rejected]
                 client = node.peers.get(peer)
                 if client is not None:
-                    for spec in client.sent.get(request, ()):
-                        there = self.is_there(spec.id)
-                        assert there == (spec.id not in refused), f"a lie about {spec.id}"
+                    self.check_acknowledged(client, request, refused)
                 self.to_client(node, peer, lambda c: self.acknowledged(c, request, refused))
             case actions.Deliver(peer, outcomes):
                 self.deliver(node, peer, outcomes)
@@ -279,11 +339,56 @@ class World:
                 client = node.peers.get(peer)
                 if client is not None:
                     self.disconnect(client, seen=True)
+            case actions.Report():
+                pass
             case _:
-                assert isinstance(action, actions.Report), action
+                self.do_with_local(node, action)
+
+    def do_with_local(self, node: Node, action: object) -> None:
+        match action:
+            case AskLocal(peer, message):
+                self.ask_local(node, peer, message)
+            case EndLocal(peer):
+                node.pairs.pop(peer, None)
+            case PassOn(peer, frame):
+                outcomes = _decode_results(bytes(frame)).outcomes
+                self.to_client(node, peer, lambda c: self.delivered(c, outcomes))
+            case ShowView(request, id_, view):
+                self.show_view(node, request, id_, found=view is not None)
+            case _:
+                raise AssertionError(action)
 
     def is_there(self, id_: str) -> bool:
-        return id_ in self.engine.board.live or id_ in self.engine.board.done
+        shared = id_ in self.engine.board.live or id_ in self.engine.board.done
+        places = shared + sum(node.local.has(id_) for node in self.nodes)
+        assert places <= 1, f"{id_} is in several places"
+        return places == 1
+
+    def ask_local(self, node: Node, peer: bytes, message: wire.ClientMessage) -> None:
+        pair = node.pairs.get(peer)
+        if pair is None:
+            life, session = node.life, self.clients.index(node.peers[peer])
+
+            def send(said: wire.ServerMessage) -> None:
+                self.in_order((peer, "local down"), lambda: self.local_said(node, life, peer, said))
+
+            pair = node.pairs[peer] = Connection(session, send, direct=False)
+
+            def hello(made: Connection = pair) -> None:
+                if not made.over:
+                    node.local.greet(made)
+
+            self.in_order((peer, "local up"), hello)
+        self.in_order((peer, "local up"), lambda: node.local.hear(pair, message))
+
+    def local_said(self, node: Node, life: int, peer: bytes, message: wire.ServerMessage) -> None:
+        if life == node.life and peer in node.pairs:
+            self.feed(node, LocalSaid(peer, message, encode(message)))
+
+    def show_view(self, node: Node, request: int, id_: str, *, found: bool) -> None:
+        for client in node.peers.values():
+            if client.views.pop(request, None) is not None:
+                assert found == any(each.local.has(id_) for each in self.nodes), id_
 
     def call(self, node: Node, call: Call) -> None:
         life = node.life
@@ -339,13 +444,17 @@ class World:
         self.in_order((peer, "down"), arrive)
 
     def to_gateway(self, client: Client, event: object) -> None:
-        node, peer = client.node, client.peer
+        node, peer, direct = client.node, client.peer, client.direct
 
         def arrive() -> None:
             if peer in node.peers:
                 self.feed(node, event)
 
-        self.in_order((peer, "up"), arrive)
+        if direct is None:
+            self.in_order((peer, "up"), arrive)
+        else:
+            message = _message_of(event)
+            self.in_order((peer, "up"), lambda: node.local.hear(direct, message))
 
     def in_order(self, line: tuple[bytes, str], deed: Callable[[], None]) -> None:
         at_ns = max(self.now_ns + self.rng.randrange(1, 5) * MS, self._lines.get(line, 0) + 1)
@@ -355,10 +464,47 @@ class World:
     def connect(self, client: Client) -> None:
         node = client.node
         if node.gateway is None:
-            self.later(50 * MS, lambda: self.connect(client))
+            if self.now_ns >= node.ended_ns + TAKE_OVER_NS and self.rng.random() < 0.5:
+                self.connect_directly(client)
+            else:
+                self.later(50 * MS, lambda: self.connect(client))
             return
         client.peer = b"%d" % next(self._numbers)
         node.peers[client.peer] = client
+        self.begin_again(client)
+
+    def connect_directly(self, client: Client) -> None:
+        """Connect to the supervisor: the sidecar is away for long."""
+        self.direct += 1
+        client.peer = b"%d" % next(self._numbers)
+        peer = client.peer
+
+        def send(said: wire.ServerMessage) -> None:
+            self.in_order((peer, "down"), lambda: self.heard_directly(client, peer, said))
+
+        client.direct = Connection(self.clients.index(client), send, direct=True)
+        client.node.local.greet(client.direct)
+        self.begin_again(client)
+
+    def heard_directly(self, client: Client, peer: bytes, message: wire.ServerMessage) -> None:
+        if client.peer != peer:
+            return
+        match message:
+            case wire.Accepted(request, rejected):
+                refused = [each.id for each in rejected]
+                self.check_acknowledged(client, request, refused)
+                self.acknowledged(client, request, refused)
+            case wire.Results(outcomes):
+                self.delivered(client, outcomes)
+            case wire.Missing(ids):
+                self.missing(client, ids)
+
+    def check_acknowledged(self, client: Client, request: int, refused: list[str]) -> None:
+        for spec in client.sent.get(request, ()):
+            there = self.is_there(spec.id)
+            assert there == (spec.id not in refused), f"a lie about {spec.id}"
+
+    def begin_again(self, client: Client) -> None:
         again, client.again = client.again, []
         if again:
             self.resent += len(again)
@@ -370,8 +516,12 @@ class World:
     def disconnect(self, client: Client, *, seen: bool) -> None:
         """End a connection. `seen`: the gateway lives, and sees it."""
         node, peer = client.node, client.peer
-        del node.peers[peer]
+        node.peers.pop(peer, None)
+        if client.direct is not None:
+            client.direct = None
+            seen = False
         client.peer = b""
+        client.views = {}
         for specs in client.sent.values():
             client.again += specs
         client.sent = {}
@@ -381,7 +531,7 @@ class World:
 
     def submit(self, client: Client) -> None:
         client.unsent += [
-            TaskSpec(f"t{next(self._ids)}", "p.extract", b"\x80")
+            TaskSpec(f"t{next(self._ids)}", self.rng.choice(NAMES), b"\x80")
             for _ in range(self.rng.choice((1, 1, 2, 30)))
         ]
         self.flush(client)
@@ -399,6 +549,10 @@ class World:
         if self.rng.random() < 0.1:
             ids = [self.rng.choice(specs).id]
             self.to_gateway(client, events.CancelRequested(ids, client.peer, 0))
+        if self.rng.random() < 0.1 and client.direct is None:
+            request = next(client.requests)
+            client.views[request] = specs[0].id
+            self.to_gateway(client, ViewAsked(client.peer, request, specs[0].id))
 
     def acknowledged(self, client: Client, request: int, refused: list[str]) -> None:
         specs = client.sent.pop(request, [])
@@ -415,8 +569,9 @@ class World:
                     self.watch(self.rng.choice(self.clients), spec.id)
 
     def watch(self, client: Client, id_: str) -> None:
-        """Wait for a task, perhaps of another client on another node."""
-        if client.peer and id_ not in client.outcomes:
+        """Wait for a task, perhaps of another client on another node; a local task is of one."""
+        home = [node for node in self.nodes if node.local.has(id_)]
+        if client.peer and id_ not in client.outcomes and home in ([], [client.node]):
             client.accepted[id_] = None
             client.waits_since.setdefault(id_, self.now_ns)
             self.to_gateway(client, events.TasksWatched(client.peer, [id_]))
@@ -428,6 +583,7 @@ class World:
     def deliver(self, node: Node, peer: bytes, outcomes: list[Outcome]) -> None:
         for outcome in outcomes:
             assert outcome.id in self.engine.board.done, f"{outcome.id} was told before its end"
+            assert not any(each.local.has(outcome.id) for each in self.nodes), "on two sides"
         self.to_client(node, peer, lambda client: self.delivered(client, outcomes))
 
     def delivered(self, client: Client, outcomes: list[Outcome]) -> None:
@@ -456,6 +612,8 @@ class World:
     def check_the_end(self) -> None:
         board = self.engine.board
         assert not board.live, f"{list(board.live)} never ended"
+        for id_ in self.told:
+            assert self.is_there(id_), f"{id_} is lost"
         for client in self.clients:
             assert not client.unsent, "not sent"
             assert not client.again, "not sent again"
@@ -463,5 +621,18 @@ class World:
             assert not client.accepted, f"nobody told how these ended: {client.accepted}"
         assert {id_ for client in self.clients for id_ in client.outcomes} >= set(self.told)
         for node in self.nodes:
+            assert not node.local.live, f"{list(node.local.live)} never ended"
             assert node.gateway is not None
             assert node.gateway.is_idle, f"gateway {node.number} still holds something"
+
+
+def _message_of(event: object) -> wire.ClientMessage:
+    """Return the message that a client has sent."""
+    match event:
+        case events.TasksSubmitted(_, request, tasks, _, resend):
+            return wire.Submit(request, tasks, resend)
+        case events.TasksWatched(_, ids):
+            return wire.Watch(ids)
+        case events.CancelRequested(ids):
+            return wire.Cancel(ids)
+    raise AssertionError(event)

@@ -142,6 +142,24 @@ def test_it_is_known_whether_a_client_has_submits_under_way(bench: Bench) -> Non
     assert bench.gateway.submits_of(BOB)
 
 
+def test_results_to_be_forgotten_are_under_way_for_everybody(bench: Bench) -> None:
+    """A client takes the answer to its next question for the proof that they are forgotten."""
+    bench.feed(events.InvalidateRequested("k"))
+    assert bench.gateway.submits_of(ANN)
+    bench.answer("invalidate", None)
+    assert not bench.gateway.submits_of(ANN)
+
+
+def test_a_gateway_that_is_held_writes_nothing_but_looks_up(bench: Bench) -> None:
+    bench.gateway.held = True
+    bench.submit("a")
+    assert "submit" not in bench.calls
+    assert bench.feed(events.TasksWatched(BOB, ["b"])) == [LookUp(BOB, ["b"])]
+    bench.gateway.held = False
+    bench.feed(events.Ticked())
+    assert bench.sent() == ["a"]
+
+
 def test_submits_gather_while_a_call_is_under_way(bench: Bench) -> None:
     bench.submit("a", request=1)
     bench.submit("b", request=2)

@@ -17,8 +17,10 @@ from musterd.ipc.wire.messages import (
     Follow,
     Hello,
     Invalidate,
+    Missing,
     Outcome,
     ProgressNote,
+    Results,
     Submit,
     TaskSpec,
     Watch,
@@ -319,3 +321,51 @@ def test_who_takes_less_than_it_is_kept_is_counted_as_slow(stage: Stage) -> None
     stage.until(takes_all, "it takes all")
     stage.port.tidy_up(0)
     assert peer.slow == 0
+
+
+# -- a second socket ----------------------------------------------------------------------------
+
+
+def test_only_the_daemons_user_may_use_the_second_socket(stage: Stage, tmp_path: Path) -> None:
+    apart = tmp_path / "local.sock"
+    stage.port.serve_apart(apart)
+    assert apart.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_first_socket_is_served_when_told_to(stage: Stage, tmp_path: Path) -> None:
+    stage.port.serve_apart(tmp_path / "local.sock")
+    stage.path = tmp_path / "local.sock"
+    sidecar = stage.greeted()
+    stage.path = tmp_path / "tasks.sock"
+    early = Connection(str(stage.path))
+    for _ in range(5):
+        stage.turn()
+    assert not early.receive()
+    assert not early.ready, "it was let in"
+    stage.port.serve(True)
+    stage.until(lambda: early.receive() or early.ready, "the handshake")
+    stage.clients.append(early)
+    assert isinstance(stage.ask(early, Hello(PROTOCOL)), Welcome)
+    stage.event_of(early, Watch(["a"]))
+    stage.port.serve(False)
+    stage.until(lambda: stage.is_over(early), "the end of its connection")
+    stage.until(lambda: stage.events, "the news of it")
+    assert isinstance(stage.events.pop(), events.PeerLost)
+    assert not stage.is_over(sidecar)
+
+
+def test_what_is_not_here_may_be_elsewhere(stage: Stage, tmp_path: Path) -> None:
+    """Clients of the first socket are not told that a task is missing; the sidecar is."""
+    stage.port.serve_apart(tmp_path / "local.sock")
+    stage.port.serve(True)
+    client = stage.greeted()
+    stage.path = tmp_path / "local.sock"
+    sidecar = stage.greeted()
+    names = [stage.event_of(each, Watch(["a"])).peer for each in (client, sidecar)]
+    peers = [stage.port._named[name] for name in names]
+    for name, peer in zip(names, peers, strict=True):
+        stage.port.missing(name, ["a"])
+        stage.port.inspected(peer, 1, None)
+        stage.port.deliver(name, [Outcome("b", "succeeded")])
+    assert isinstance(stage.hear(client), Results)
+    assert isinstance(stage.hear(sidecar), Missing)

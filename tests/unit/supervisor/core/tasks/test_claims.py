@@ -137,7 +137,7 @@ def test_of_tiny_tasks_a_window_is_wanted() -> None:
 def test_local_tasks_leave_less_to_want() -> None:
     node = Node(2)
     node.start()
-    node.submit(TaskSpec("local", "p.x", b""))
+    node.tell(events.TasksSubmitted(b"caller", 0, [TaskSpec("local", "p.x", b"")], 0))
     node.tell(events.ClusterConnected())
     assert wants(node.beat()) == [1]
 
@@ -560,7 +560,7 @@ def test_a_pool_that_leaves_the_cluster_gives_back_what_waits() -> None:
     assert kinds(node.tell(events.PolicyChanged(alone))) == [("b", "untouched")]
     assert kinds(node.complete(1, 1)) == [("a", "succeeded")]
     node.tell(events.PolicyChanged(node.policy))
-    node.submit(TaskSpec("local", "p.x", b""))
+    node.tell(events.TasksSubmitted(b"caller", 0, [TaskSpec("local", "p.x", b"")], 0))
     assert "local" in node.fleet.tasks
 
 

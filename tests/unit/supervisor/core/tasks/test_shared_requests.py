@@ -171,7 +171,8 @@ def test_a_lost_attempt_has_no_state_and_no_lock() -> None:
 def test_a_task_of_this_machine_keeps_its_state_here() -> None:
     node = Node(1)
     node.complete(1, node.lease(1))
-    [lease] = leases_of(node.submit(TaskSpec("local", "p.x", b"")))
+    caller = events.TasksSubmitted(b"caller", 0, [TaskSpec("local", "p.x", b"")], 0)
+    [lease] = leases_of(node.tell(caller))
     answer = node.tell(events.StateGiven(1, 1, "k", b"v", 0, lease.lease))
     assert not asks(answer)
     assert of(actions.AnswerState, answer) == [actions.AnswerState(1, 1)]
@@ -338,7 +339,8 @@ def test_a_pool_that_leaves_the_cluster_shares_locks_with_this_machine_alone() -
     pools = tuple(structs.replace(each, clustered=False) for each in node.policy.pools)
     node.tell(events.PolicyChanged(structs.replace(node.policy, pools=pools)))
     node.complete(2, node.lease(2))
-    [lease] = leases_of(node.submit(TaskSpec("local", "p.x", b"")))
+    caller = events.TasksSubmitted(b"caller", 0, [TaskSpec("local", "p.x", b"")], 0)
+    [lease] = leases_of(node.tell(caller))
     node.tell(events.LockWanted(2, lease.lease, 1, "l", SECOND_NS))
     answer = node.unlock(1)
     assert given(answer) == [(2, True)]
