@@ -319,13 +319,41 @@ class ProgressMark(Struct, frozen=True):
     text: str
 
 
-class Statistics(Struct, frozen=True):
-    """What `musterd_cluster_*` shows."""
+class Backlog(Struct, frozen=True):
+    """Tasks that would begin if a node had a place: queued, and their site is not known to be shut.
 
-    oldest_snapshot_ns: int
-    dead_tuples: int
-    live_bytes: int
-    counts: tuple[Count, ...]
+    A site that nobody has tried to claim from may be shut all the same.
+    """
+
+    pool: str
+    level: int
+    ready: int
+    waited_ns: int  # by the one that waits for longest, roughly
+
+
+class NodeSeen(Struct, frozen=True):
+    """A node, in short."""
+
+    name: str
+    tenure: int  # 0: it has left, or was reaped
+    alive: bool
+    draining: bool
+    claims: int
+    beat_age_ns: int
+    software: str
+    pools: tuple[str, ...]
+
+
+class Statistics(Struct, frozen=True):
+    """What `musterd_cluster_*` shows: the whole cluster at one moment, `age_ns` ago."""
+
+    oldest_snapshot_ns: int = 0  # the oldest that keeps dead tuples from being removed
+    dead_tuples: int = 0  # of live tasks
+    live_bytes: int = 0
+    counts: tuple[Count, ...] = ()
+    backlogs: tuple[Backlog, ...] = ()
+    nodes: tuple[NodeSeen, ...] = ()
+    age_ns: int = 0
 
 
 class Engine(Protocol):
@@ -431,4 +459,5 @@ class Engine(Protocol):
         """
 
     def changes(self, after: int = 0) -> list[ChangeNote]: ...
-    def statistics(self) -> Statistics: ...
+    def statistics(self, age_ns: int = 0) -> Statistics | None:
+        """Return figures at most this old; older ones, or None, while another node is looking."""

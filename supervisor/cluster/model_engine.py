@@ -4,7 +4,7 @@ It is pure: the clock and the random generator are handed in. It is what the eng
 compared with, so it is written to be read, not to be fast: a claim sorts what is queued.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 
 from msgspec import structs
@@ -22,6 +22,7 @@ from musterd.ipc.wire.messages import (
 from musterd.supervisor.cluster.engine import (
     AGING_TURN,
     PROGRESS_GAP_NS,
+    Backlog,
     ChangeNote,
     ClusterPolicy,
     Count,
@@ -36,6 +37,7 @@ from musterd.supervisor.cluster.engine import (
     LockView,
     NameTaken,
     NodeCard,
+    NodeSeen,
     NodeView,
     Orders,
     PolicyChanged,
@@ -59,6 +61,7 @@ from musterd.supervisor.cluster.model_records import (
     Schedule,
     Task,
 )
+from musterd.supervisor.cluster.model_sites import Site
 
 
 class ModelEngine(Ends):
@@ -388,8 +391,36 @@ class ModelEngine(Ends):
             numbers[key] = numbers.get(key, 0) + 1
         return [Count(*key, number) for key, number in sorted(numbers.items())]
 
-    def statistics(self) -> Statistics:
-        return Statistics(0, 0, 0, tuple(self.counts()))
+    def statistics(self, age_ns: int = 0) -> Statistics | None:
+        nodes = tuple(
+            NodeSeen(
+                node.name,
+                node.tenure,
+                node.alive,
+                node.draining,
+                node.claims,
+                node.beat_age_ns,
+                node.software,
+                tuple(sorted({pool.name for pool in node.pools if pool.tasks})),
+            )
+            for node in self.nodes()
+        )
+        backlogs = tuple(self._backlogs())
+        return Statistics(counts=tuple(self.counts()), backlogs=backlogs, nodes=nodes)
+
+    def _backlogs(self) -> Iterator[Backlog]:
+        now_ns, shut = self.clock(), {site.target for site in self.sites_.all() if self._shut(site)}
+        found: dict[tuple[str, int], list[int]] = {}
+        for task in self.board.live.values():
+            if task.state == QUEUED and task.spec.target not in shut:
+                found.setdefault((task.pool, task.level), []).append(now_ns - task.queued_ns)
+        for key, waits in sorted(found.items()):
+            yield Backlog(*key, len(waits), max(waits))
+
+    def _shut(self, site: Site) -> bool:
+        places = site.policy.max_concurrent
+        full = bool(places) and self.inside(site.target) >= places
+        return full or site.shut(self.clock())
 
     # -- policy -------------------------------------------------------------------------------
 

@@ -167,6 +167,10 @@ CREATE TABLE change (
   number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, schedule text NOT NULL,
   task text NOT NULL, digest text NOT NULL, at timestamptz NOT NULL);
 
+-- What metrics show of the whole cluster, as one of the nodes saw it last (statistics_1).
+CREATE TABLE figures (
+  one bool PRIMARY KEY DEFAULT true CHECK (one), at timestamptz NOT NULL, doc text NOT NULL);
+
 -- Small words.
 CREATE FUNCTION clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT clock_timestamp()';
 -- One life of the server: after a crash or a failover, claims may have been forgotten.

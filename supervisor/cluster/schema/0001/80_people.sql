@@ -120,17 +120,68 @@ BEGIN
   RETURN n;
 END $$;
 
+-- Live tasks by lane and state; a join per task would take seconds for a million.
+CREATE FUNCTION counted() RETURNS TABLE (lane int, state smallint, tasks bigint) LANGUAGE sql STABLE AS $$
+  SELECT v.lane, 0::smallint, count(*) FROM live v WHERE v.state = 0 GROUP BY 1
+  UNION ALL SELECT v.lane, 1::smallint, count(*) FROM live v WHERE v.state = 1 GROUP BY 1
+  UNION ALL SELECT v.lane, 2::smallint, count(*) FROM live v WHERE v.state = 2 GROUP BY 1
+  UNION ALL SELECT v.lane, 2::smallint, count(*) FROM live v
+    WHERE v.state = 3 AND v.key IS NOT NULL GROUP BY 1 $$;
+
 CREATE FUNCTION counts_1() RETURNS TABLE (pool text, level smallint, state smallint, tasks bigint)
 LANGUAGE sql STABLE AS $$
-  SELECT p.name, l.level, CASE v.state WHEN 3 THEN 2::smallint ELSE v.state END, count(*)
-  FROM live v JOIN lane l ON l.lane = v.lane JOIN pool p ON p.pool = l.pool GROUP BY 1, 2, 3 $$;
+  SELECT p.name, l.level, c.state, sum(c.tasks)::bigint
+  FROM counted() c JOIN lane l ON l.lane = c.lane JOIN pool p ON p.pool = l.pool
+  GROUP BY 1, 2, 3 $$;
 
-CREATE FUNCTION statistics_1() RETURNS TABLE (oldest bigint, dead bigint, bytes bigint)
-LANGUAGE sql STABLE AS $$
-  SELECT coalesce((SELECT ns(clock_timestamp() - min(a.xact_start)) FROM pg_stat_activity a
-      WHERE a.backend_xmin IS NOT NULL AND a.pid <> pg_backend_pid()), 0),
-    coalesce((SELECT s.n_dead_tup FROM pg_stat_user_tables s WHERE s.relid = 'live'::regclass), 0),
-    pg_total_relation_size('live') $$;
+-- What one look at everything finds, as JSON of engine.Statistics. Snapshots of others are seen only
+-- by an owner of the schema who is a superuser or has pg_read_all_stats.
+CREATE FUNCTION look() RETURNS jsonb LANGUAGE sql STABLE AS $$
+  SELECT jsonb_build_object(
+    'oldest_snapshot_ns', greatest(0, coalesce((
+      SELECT ns(clock_timestamp() - min(a.xact_start)) FROM pg_stat_activity a
+      WHERE a.backend_xmin IS NOT NULL AND a.pid <> pg_backend_pid()
+        AND a.backend_type <> 'autovacuum worker'), 0), coalesce((
+      SELECT ns(clock_timestamp() - min(x.prepared)) FROM pg_prepared_xacts x), 0)),
+    'dead_tuples', coalesce((
+      SELECT s.n_dead_tup FROM pg_stat_user_tables s WHERE s.relid = 'live'::regclass), 0),
+    'live_bytes', pg_total_relation_size('live'),
+    'counts', coalesce((SELECT jsonb_agg(jsonb_build_object('pool', x.pool, 'level', x.level, 'state',
+        CASE x.state WHEN 0 THEN 'queued' WHEN 1 THEN 'running' ELSE 'waiting' END, 'tasks', x.tasks)
+        ORDER BY x.pool, x.level, CASE x.state WHEN 0 THEN 0 WHEN 1 THEN 1 ELSE 2 END)
+      FROM counts_1() x), '[]'),
+    'backlogs', coalesce((SELECT jsonb_agg(jsonb_build_object('pool', x.name, 'level', x.level,
+        'ready', x.ready, 'waited_ns', greatest(0, ns(clock() - x.oldest))) ORDER BY x.name, x.level)
+      FROM (
+        SELECT p.name, l.level, sum(c.tasks) AS ready, min(h.queued_at) AS oldest
+        FROM counted() c JOIN lane l ON l.lane = c.lane JOIN pool p ON p.pool = l.pool, LATERAL (
+          SELECT v.queued_at FROM live v WHERE v.lane = l.lane AND v.seq > l.head AND v.state = 0
+          ORDER BY v.lane, v.seq LIMIT 1) h
+        WHERE c.state = 0 AND l.state <> 'p' GROUP BY 1, 2) x), '[]'),
+    'nodes', coalesce((SELECT jsonb_agg(jsonb_build_object('name', n.name, 'tenure', n.tenure,
+        'alive', is_alive(n), 'draining', n.draining, 'software', n.software,
+        'beat_age_ns', greatest(0, ns(clock() - n.beat)),
+        'claims', (SELECT count(*) FROM live v WHERE v.state = 1 AND v.tenure = n.tenure),
+        'pools', coalesce((SELECT jsonb_agg(p.name ORDER BY p.name) FROM pool p WHERE EXISTS (
+          SELECT FROM node_task t WHERE t.identity = n.identity AND t.pool = p.pool)), '[]'))
+        ORDER BY n.name) FROM node n), '[]')) $$;
+
+-- The figures of the cluster, at most `p_age` old. One node in turn looks, the others read.
+CREATE FUNCTION statistics_1(p_age bigint) RETURNS TABLE (age bigint, doc text) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE f figures;
+BEGIN
+  SELECT * INTO f FROM figures;
+  IF p_age <= 0 THEN
+    RETURN QUERY SELECT 0::bigint, look()::text;
+  ELSIF f.at > clock() - span(p_age) OR NOT pg_try_advisory_xact_lock(@lock_4@, 0) THEN
+    RETURN QUERY SELECT greatest(0, ns(clock() - f.at)), f.doc WHERE f.at IS NOT NULL;
+  ELSE
+    PERFORM set_config('synchronous_commit', 'off', true);
+    RETURN QUERY INSERT INTO figures AS x (at, doc) VALUES (clock(), look()::text)
+      ON CONFLICT (one) DO UPDATE SET at = EXCLUDED.at, doc = EXCLUDED.doc RETURNING 0::bigint, x.doc;
+  END IF;
+END $$;
 
 CREATE FUNCTION invalidate_1(p_key text, p_prefix bool) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
