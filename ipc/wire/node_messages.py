@@ -37,6 +37,10 @@ ATTEMPTS_MAX = 1000  # in one message; the sender also cuts at BATCH_BYTES_MAX
 POOLS_MAX = 1000
 NAMES_MAX = 10_000  # tasks that the code of a pool has
 WANT_MAX = 1_000_000  # attempts at once, of all workers of a pool
+NODES_MAX = 1000  # that a look at the cluster tells; more than one database serves
+COUNTS_MAX = 4000  # queues that a look tells, by pool, level and state
+BUCKETS_MAX = 65  # of a duration: as in core/model/counters.py
+NOTICE_CHARS_MAX = 1000
 
 Count = Annotated[int, Meta(ge=0, le=WANT_MAX)]
 EndKind = Literal["succeeded", "failed", "untouched", "interrupted", "crashed"]
@@ -145,7 +149,80 @@ class LoseAttempts(Struct, array_like=True, tag="lost", frozen=True):
     held: HeldList
 
 
-SidecarMessage = SidecarHello | Membership | Granted | Confirmed | CancelAttempts | LoseAttempts
+class Notice(Struct, array_like=True, tag="notice", frozen=True):
+    """Something an operator wants to know: the daemon logs it."""
+
+    event: Annotated[str, Meta(pattern=r"^cluster\.[a-z_]{1,40}$")]
+    level: Literal["info", "warning", "error"] = "info"
+    reason: Annotated[str, Meta(max_length=NOTICE_CHARS_MAX)] = ""
+    node: Annotated[str, Meta(max_length=200)] = ""  # that it is about
+    count: Number = 0
+
+
+class Figures(Struct, array_like=True, tag="figures", frozen=True):
+    """What this sidecar has done since it started: at most one message a second."""
+
+    claims: Number = 0  # calls
+    attempts: Number = 0  # that they brought
+    claim_ns: Number = 0  # that the calls took together, and by powers of two
+    claim_buckets: Annotated[list[Number], Meta(max_length=BUCKETS_MAX)] = []
+    ends: Number = 0  # that the engine has heard of
+    fenced: Number = 0  # results among them that did not count
+    reaped: Number = 0  # nodes
+    failed_calls: Number = 0
+    submitted: Number = 0  # tasks of the clients here
+    refused: Number = 0
+    told: Number = 0  # results
+    refusing: bool = False  # new submits, because the engine does not answer
+    policy: Annotated[int, Meta(ge=-1, le=2**31)] = 0  # version that is applied
+
+
+class QueueCount(Struct, array_like=True, frozen=True):
+    """Live tasks of a pool, and those of them that would begin if there were a worker."""
+
+    pool: Name
+    level: Annotated[int, Meta(ge=0, le=15)]
+    state: Annotated[str, Meta(max_length=20)]  # queued, running, waiting
+    tasks: Number
+    ready: Number = 0
+    waited_ns: Nanoseconds = 0  # by the one of these that waits for longest
+
+
+class NodeSeen(Struct, array_like=True, frozen=True):
+    """A node of the cluster. `tenure` is 0 if it has left or was given up."""
+
+    name: Annotated[str, Meta(max_length=200)]
+    tenure: Number
+    alive: bool
+    draining: bool
+    claims: Number
+    beat_age_ns: Nanoseconds
+    software: Annotated[str, Meta(max_length=200)]
+    pools: Annotated[tuple[Name, ...], Meta(max_length=POOLS_MAX)]
+
+
+class Seen(Struct, array_like=True, tag="seen", frozen=True):
+    """The whole cluster at the instant `at_ns` of the machine's clock; every ten seconds or so."""
+
+    at_ns: Nanoseconds
+    oldest_snapshot_ns: Nanoseconds
+    dead_tuples: Number
+    live_bytes: Number
+    counts: Annotated[tuple[QueueCount, ...], Meta(max_length=COUNTS_MAX)]
+    nodes: Annotated[tuple[NodeSeen, ...], Meta(max_length=NODES_MAX)]
+
+
+SidecarMessage = (
+    SidecarHello
+    | Membership
+    | Granted
+    | Confirmed
+    | CancelAttempts
+    | LoseAttempts
+    | Notice
+    | Figures
+    | Seen
+)
 
 # -- supervisor -> sidecar --------------------------------------------------------------------
 

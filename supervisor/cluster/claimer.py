@@ -24,7 +24,6 @@ from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
-from musterd.ipc.wire.messages import BATCH_BYTES_MAX
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.calls import Lane
 from musterd.supervisor.cluster.sidecar_events import (
@@ -33,6 +32,14 @@ from musterd.supervisor.cluster.sidecar_events import (
     EngineFailed,
     NodeNotified,
     PoolsNotified,
+)
+from musterd.supervisor.cluster.translate import (
+    Figures,
+    attempt_of,
+    engine_card,
+    portions,
+    seen,
+    without_places,
 )
 from musterd.supervisor.core.model import actions, events
 
@@ -47,6 +54,10 @@ RETAIN_NS = 600 * SECOND_NS  # partitions for ended tasks are made hours ahead
 DAY_NS = 86_400 * SECOND_NS
 MARKS_NS = SECOND_NS  # between two reports of progress
 BEGUN_NS = SECOND_NS // 5  # begun attempts are told together
+LOOK_NS = 12 * SECOND_NS  # between two looks at the whole cluster ...
+LOOK_AGE_NS = 10 * SECOND_NS  # ... of which one node in turn makes one in this time
+
+RESULTS = ("succeeded", "failed")  # kinds of ends that somebody has worked for
 
 Pair = tuple[str, int]  # the id of a task, and the claim
 
@@ -77,6 +88,7 @@ class Claimer:
         self._now_ns = 0
         self._out: list[Action] = []
         self._ticket = 0
+        self.figures = Figures()
         # What the supervisor has still to tell before it is known what this node holds.
         self._more = True
         self._unheard = 0  # ends
@@ -101,11 +113,12 @@ class Claimer:
         self._woken = False
         self._ends: deque[wire.AttemptEnd] = deque()
         self._finishing: list[wire.AttemptEnd] = []
+        self._finish_doubted = False  # the call before may have counted some of them
         self._begun: dict[Pair, None] = {}
         self._begun_at_ns = 0
         self._marks: dict[str, wire.AttemptProgress] = {}
         self._marks_at_ns = 0
-        self._tick_at_ns = self._reap_at_ns = self._retain_at_ns = 0
+        self._tick_at_ns = self._reap_at_ns = self._retain_at_ns = self._look_at_ns = 0
         # Calls, each with what becomes of its answer.
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
         self._notes, self._time = Lane(), Lane()
@@ -201,7 +214,8 @@ class Claimer:
             return
         if self._may_claim and self._next_wants():
             yield self._claims, 0 if self._woken else self._claim_at_ns, self._claim
-        yield self._time, min(self._tick_at_ns, self._reap_at_ns), self._pass_time
+        due_ns = min(self._tick_at_ns, self._reap_at_ns, self._look_at_ns)
+        yield self._time, due_ns, self._pass_time
 
     def _member_call(self) -> tuple[Lane, int, Callable[[], None]]:
         member, idle = self._member, not self._claims.ticket
@@ -241,18 +255,21 @@ class Claimer:
         self._answers.pop(event.ticket, None)
         if lane is None:
             return
+        self.figures.failed_calls += 1
         lane.failed(self._now_ns, self._rng)
         if lane is self._claims:
             self._unsure = True  # it may have happened
         elif lane is self._finishes:
+            self._finish_doubted = self._finish_doubted or not event.unsent
             self._ends.extendleft(reversed(self._finishing))
             self._finishing = []
         if event.fenced:
             self._lose_all(event.reason)
         elif event.refused:
-            self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
+            self._report("cluster.refused", "error", reason=event.reason)
         if not event.fenced and lane is self._member and not self._away:
             self._away = True
+            self._report("cluster.away", "warning", reason=event.reason)
             self._tell_membership()
 
     # -- membership ---------------------------------------------------------------------------
@@ -262,11 +279,11 @@ class Claimer:
         """Whether the engine must be told of other pools. How many places they have may wait."""
         if self._declared is None or self._cards is None:
             return False  # the one before has told them
-        return _without_places(self._declared) != _without_places(self._cards)
+        return without_places(self._declared) != without_places(self._cards)
 
     def _join(self) -> None:
         assert self._cards is not None
-        pools = tuple(map(_engine_card, self._cards))
+        pools = tuple(map(engine_card, self._cards))
         self._declared = self._cards
         self.tenure, self._epoch = 0, ""
         self._call(self._member, self._joined, "join", structs.replace(self._card, pools=pools))
@@ -274,6 +291,8 @@ class Claimer:
     def _joined(self, result: object) -> None:
         assert isinstance(result, engine.Joined)
         self.tenure, self._epoch = result.tenure, result.epoch
+        self.figures.policy = result.policy
+        self._look_at_ns = self._now_ns
         self._unsure = False
         self._claim_at_ns = self._now_ns
         self._is_alive()
@@ -295,6 +314,7 @@ class Claimer:
     def _ordered(self, result: object) -> None:
         assert isinstance(result, engine.Orders)
         self._draining = result.draining
+        self.figures.policy = result.policy
         self._is_alive()
         if result.epoch != self._epoch:
             epoch, self._epoch = result.epoch, ""
@@ -325,14 +345,18 @@ class Claimer:
         self._claim_at_ns = self._now_ns
         if result:
             reason = f"{result} claims whose grant was lost went back"
-            self._out.append(actions.Report("cluster.released", "warning", reason=reason))
+            assert isinstance(result, int)
+            self._report("cluster.released", "warning", reason=reason, count=result)
 
     def _lose_all(self, reason: str) -> None:
         """The tenure is over: nothing that this node holds counts any more."""
         if not self.tenure:
             return
-        self._out.append(actions.Report("cluster.fenced", "warning", reason=reason))
         ends = [*self._finishing, *self._ends]
+        self.figures.fenced += sum(end.kind in RESULTS for end in ends)
+        held = len(self._held)
+        why = f"{reason}: {held} attempts of this node do not count and run again elsewhere"
+        self._report("cluster.fenced", "warning", reason=why, count=held)
         self._ends.clear()
         self._finishing = []
         # What is under way belongs to the tenure that is over: its answers mean nothing.
@@ -418,16 +442,19 @@ class Claimer:
 
     def _granted(self, result: object) -> None:
         assert isinstance(result, list)
+        self.figures.claims += 1
+        self.figures.attempts += len(result)
+        self.figures.claim_times.add(max(0, self._now_ns - self._claims.called_ns))
         pools: dict[str, list[wire.Attempt]] = {}
         for grant in result:
             assert isinstance(grant, engine.Grant)
-            attempt = _attempt(grant, self._claims.called_ns)
+            attempt = attempt_of(grant, self._claims.called_ns)
             pools.setdefault(grant.spec.name.partition(".")[0], []).append(attempt)
             self._held[grant.id, grant.claim] = None
         for pool, attempts in pools.items():
             self._sent[pool] = self._sent.get(pool, 0) + len(attempts)
             request = self._wants.pop(pool).request if pool in self._wants else 0
-            for part in _portions(attempts):
+            for part in portions(attempts):
                 self._tell(wire.Granted(request, pool, part))
         if pools:  # others may have more
             self._claim_at_ns = self._now_ns
@@ -444,8 +471,16 @@ class Claimer:
         ends = [engine.End(*structs.astuple(end)) for end in self._finishing]
         self._call(self._finishes, self._finished, "finish", self.tenure, ends)
 
-    def _finished(self, _result: object) -> None:
+    def _finished(self, result: object) -> None:
+        assert isinstance(result, list)
         ends, self._finishing = self._finishing, []
+        self.figures.ends += len(ends)
+        if not self._finish_doubted:
+            counted = {told.id for told in result}
+            self.figures.fenced += sum(
+                end.kind in RESULTS and end.id not in counted for end in ends
+            )
+        self._finish_doubted = False
         self._confirm(ends)
 
     def _tell_begun(self) -> None:
@@ -461,67 +496,49 @@ class Claimer:
         self._marks = {}
         self._call(self._notes, _nothing, "progress", self.tenure, marks)
 
+    # -- time ---------------------------------------------------------------------------------
+
     def _pass_time(self) -> None:
         if self._now_ns >= self._reap_at_ns:
-            self._reap_at_ns = self._now_ns + round(REAP_NS * self._rng.uniform(0.8, 1.2))
+            self._reap_at_ns = self._later(REAP_NS)
             self._call(self._time, self._reaped, "reap")
         elif self._now_ns >= self._retain_at_ns:
-            self._retain_at_ns = self._now_ns + round(RETAIN_NS * self._rng.uniform(0.8, 1.2))
+            self._retain_at_ns = self._later(RETAIN_NS)
             self._call(self._time, _nothing, "retain", self._keep_ns)
+        elif self._now_ns >= self._look_at_ns:
+            self._look_at_ns = self._later(LOOK_NS)
+            self._call(self._time, self._looked, "statistics", LOOK_AGE_NS)
         else:
-            self._tick_at_ns = self._now_ns + round(TICK_NS * self._rng.uniform(0.8, 1.2))
+            self._tick_at_ns = self._later(TICK_NS)
             self._call(self._time, _nothing, "tick")
+
+    def _later(self, about_ns: int) -> int:
+        return self._now_ns + round(about_ns * self._rng.uniform(0.8, 1.2))
 
     def _reaped(self, result: object) -> None:
         assert isinstance(result, list)
+        self.figures.reaped += len(result)
         for each in result:
             assert isinstance(each, engine.Reaped)
-            reason = f"node '{each.name}' was silent: {each.claims} claims went back"
-            self._out.append(actions.Report("cluster.node_lost", "warning", reason=reason))
+            reason = (
+                f"node '{each.name}' was not heard of for its lease: {each.claims} claims went "
+                f"back and run elsewhere; look at that machine and at its way to the database"
+            )
+            self._report(
+                "cluster.node_lost", "warning", reason=reason, node=each.name, count=each.claims
+            )
+
+    def _looked(self, result: object) -> None:
+        if result is None:  # another node is at it, for the first time
+            return
+        assert isinstance(result, engine.Statistics)
+        at_ns = max(0, self._time.called_ns - result.age_ns)
+        self._tell(seen(result, at_ns))
+
+    def _report(
+        self, event: str, level: str, *, reason: str, node: str = "", count: int = 0
+    ) -> None:
+        self._out.append(actions.Report(event, level, reason=reason, node=node, count=count))
 
 
 def _nothing(_result: object) -> None: ...
-
-
-def _engine_card(card: wire.PoolCard) -> engine.PoolCard:
-    return engine.PoolCard(
-        card.name,
-        card.places,
-        card.tasks,
-        card.queue_size,
-        card.aging_ns,
-        card.max_crashes,
-        card.cache_ns,
-        card.debounce_ns,
-    )
-
-
-def _without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
-    return [structs.replace(card, places=0) for card in cards]
-
-
-def _attempt(grant: engine.Grant, called_ns: int) -> wire.Attempt:
-    """Return the grant for the supervisor, with instants of this machine's clock."""
-    return wire.Attempt(
-        grant.spec,
-        grant.claim,
-        grant.attempt,
-        grant.crashes,
-        grant.interruptions,
-        grant.policy,
-        called_ns + grant.expires_in_ns if grant.expires_in_ns else 0,
-    )
-
-
-def _portions(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:
-    """Cut attempts into messages of about BATCH_BYTES_MAX, at least one in each."""
-    portion: list[wire.Attempt] = []
-    size = 0
-    for attempt in attempts:
-        size += len(attempt.spec.args)
-        if portion and size > BATCH_BYTES_MAX:
-            yield portion
-            portion, size = [], len(attempt.spec.args)
-        portion.append(attempt)
-    if portion:
-        yield portion

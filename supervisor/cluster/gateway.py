@@ -112,7 +112,7 @@ class Gateway:
         self._ticket = 0
         self.figures = Figures()
         self.away_since_ns: int | None = None
-        self._refusing = False  # the engine has been away for AWAY_NS
+        self.refusing = False  # the engine has been away for AWAY_NS
         # Requests, and those that are in the call under way.
         self._queue: deque[_Request] = deque()
         self._queued_bytes = 0
@@ -172,7 +172,7 @@ class Gateway:
             if not lane.ticket
         ]
         silent_ns = self._silent_since_ns()
-        if silent_ns is not None and not self._refusing:
+        if silent_ns is not None and not self.refusing:
             due.append(silent_ns + AWAY_NS)
         return min(due, default=None)
 
@@ -216,8 +216,8 @@ class Gateway:
     def _go_on(self) -> None:
         """Make the calls that are due."""
         silent_ns = self._silent_since_ns()
-        if silent_ns is not None and not self._refusing and self._now_ns >= silent_ns + AWAY_NS:
-            self._refusing = True
+        if silent_ns is not None and not self.refusing and self._now_ns >= silent_ns + AWAY_NS:
+            self.refusing = True
             self._out.append(actions.Report("cluster.unreachable", "error", reason=AWAY))
             self._refuse_queued()
         makers = {
@@ -282,8 +282,8 @@ class Gateway:
             self._checking = []
 
     def _is_back(self) -> None:
-        if self._refusing:
-            self._refusing = False
+        if self.refusing:
+            self.refusing = False
             self._out.append(actions.Report("cluster.reachable"))
         if self.away_since_ns is None:
             return
@@ -303,7 +303,7 @@ class Gateway:
         if why and event.resend:  # it may be accepted already: neither accept nor refuse it
             self._out.append(actions.DropRequest(event.peer, event.request, TOO_MANY))
             return
-        if self._refusing and not event.resend:
+        if self.refusing and not event.resend:
             why = AWAY
         if len(self._watches) + len(event.tasks) > WATCHES_MAX:
             why = why or CROWDED

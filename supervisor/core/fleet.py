@@ -32,6 +32,7 @@ from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.reload import Parts, Reload
 from musterd.supervisor.core.shutdown import Phase, Shutdown
 from musterd.supervisor.core.tasks.claims import Claims
+from musterd.supervisor.core.tasks.cluster_watch import ClusterWatch
 from musterd.supervisor.core.tasks.coalescing import GOOD, Coalescing
 from musterd.supervisor.core.tasks.endings import Endings
 from musterd.supervisor.core.tasks.gatekeeper import BUDGET, Gatekeeper
@@ -77,6 +78,7 @@ class Fleet:
             state.pools[each.name] = Pool(each, policy.retry, keeper, disk_queue)
         self._retries = retries = Retries(state, ledger, leases, keeper)
         self._claims = claims = Claims(state, leases)
+        self.cluster = ClusterWatch(state, claims)
         self._endings = endings = Endings(state, ledger, leases, keeper, retries, claims=claims)
         self._lifecycle = lifecycle = WorkerLifecycle(state, leases, endings)
         self._pauses = pauses = Pauses(state, ledger, leases)
@@ -203,11 +205,14 @@ class Fleet:
 
     def _of_the_cluster(self) -> Handlers:
         """Return the handlers for what the cluster sidecar tells."""
-        claims = self._claims
+        claims, watch = self._claims, self.cluster
         return {
-            events.ClusterConnected: claims.connected,
+            events.ClusterConnected: _in_turn(watch.connected, claims.connected),
             events.ClusterDisconnected: claims.disconnected,
-            events.MembershipTold: claims.membership,
+            events.ClusterNoticed: watch.noticed,
+            events.ClusterCounted: watch.counted,
+            events.ClusterSeen: _in_turn(watch.saw, self._autoscale.cluster_seen),
+            events.MembershipTold: _in_turn(watch.membership, claims.membership),
             events.AttemptsGranted: claims.granted,
             events.AttemptsCancelled: claims.cancelled,
             events.AttemptsLost: claims.lost,
@@ -319,6 +324,16 @@ class Fleet:
     @property
     def tasks(self) -> dict[str, Task]:
         return self._state.tasks
+
+    @property
+    def attempts(self) -> int:
+        """Return how many attempts of the cluster are here."""
+        return len(self._state.claimed)
+
+    def leased(self, worker: int, lease: int) -> Task | None:
+        """Return the task of a lease that a worker has."""
+        slot = self._state.workers.get(worker)
+        return slot.leases.get(lease) if slot is not None else None
 
     def alive(self, id_: str) -> bool:
         """Whether a task of this id is known and has not ended."""

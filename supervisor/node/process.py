@@ -15,10 +15,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from setproctitle import setproctitle
@@ -28,7 +28,14 @@ from musterd.ipc.errors import ProtocolError
 from musterd.ipc.secrets.lookup import MissingSecret, find_secret, read_secret
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.node_codec import decode_node
-from musterd.ipc.wire.node_messages import NODE_PROTOCOL, Pools, SidecarHello
+from musterd.ipc.wire.node_messages import (
+    NODE_PROTOCOL,
+    NOTICE_CHARS_MAX,
+    Figures,
+    Notice,
+    Pools,
+    SidecarHello,
+)
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.cluster import claimer as claims
 from musterd.supervisor.cluster.claimer import Claimer
@@ -61,6 +68,7 @@ LEAVE_NS = 2 * SECOND_NS  # for the last ends, when the daemon ends
 # is away.
 SERVE_NS = 5 * SECOND_NS
 IDENTITY_FILE = "node.id"  # in state_dir
+MENTION_UNSENT_BYTES = 1024 * 1024  # to a daemon that does not read: then nothing is mentioned
 
 
 class Ended(Exception):
@@ -118,7 +126,10 @@ def waiter_of(identity: str) -> int:
 
 
 class Sidecar:
-    def __init__(self, settings: NodeSettings, beat_fd: int, url: str) -> None:
+    def __init__(
+        self, settings: NodeSettings, beat_fd: int, url: str, found: Sequence[actions.Report] = ()
+    ) -> None:
+        """`found` is what the check of the database has to tell."""
         self._beat_fd = beat_fd
         identity = identity_of(Path(settings.state_dir))
         waiter = waiter_of(identity)
@@ -140,6 +151,9 @@ class Sidecar:
         self._declarations = Declarations()
         self._node = Connection(settings.node_socket)
         self._node.put(encode(SidecarHello(NODE_PROTOCOL, settings.token)))
+        self._counted = Figures()
+        for report in found:
+            self._report(report)
         self._tenure = -1
         self._listener = Listener(url, self._heard_notifications)
         self._poll = select.poll()
@@ -244,6 +258,7 @@ class Sidecar:
             self._tidy_ns = now_ns + (SECOND_NS if not self._leaving_ns else SECOND_NS // 10)
             self._clients.tidy_up(self._lookups.awaited_bytes)
             self._lookups.try_again()
+            self._tell_figures()
         if now_ns >= self._beat_ns:
             self._beat(b"\n")
         if self._tenure != self._claimer.tenure:
@@ -289,7 +304,7 @@ class Sidecar:
                 if peer.isdigit():
                     clients.router.put_out(int(peer), reason)
             case actions.Report():
-                _report(action)
+                self._report(action)
 
     def _feed_claimer(self, event: object) -> None:
         for action in self._claimer.handle(time.monotonic_ns(), event):
@@ -302,28 +317,57 @@ class Sidecar:
                     if self.stopping:
                         raise Ended
                 case actions.Report():
-                    _report(action)
+                    self._report(action)
 
     def _call(self, call: Call, feed: Callable[[object], None]) -> None:
         self._engines.call(Job(call.ticket, call.method, call.arguments, call.options, feed))
 
+    def _report(self, report: actions.Report) -> None:
+        """Have the daemon log something."""
+        level: Any = report.level
+        reason = report.reason[:NOTICE_CHARS_MAX]
+        self._mention(Notice(report.event, level, reason, report.node, report.count))
 
-def _report(report: actions.Report) -> None:
-    print(f"{report.event}: {report.reason}", file=sys.stderr, flush=True)
+    def _tell_figures(self) -> None:
+        claimer, gateway = self._claimer.figures, self._gateway.figures
+        times = claimer.claim_times
+        figures = Figures(
+            claimer.claims,
+            claimer.attempts,
+            times.total_ns,
+            list(times.buckets),
+            claimer.ends,
+            claimer.fenced,
+            claimer.reaped,
+            claimer.failed_calls + gateway.failed_calls,
+            gateway.submitted,
+            gateway.refused,
+            gateway.told,
+            self._gateway.refusing,
+            claimer.policy,
+        )
+        if figures != self._counted:
+            self._counted = figures
+            self._mention(figures)
+
+    def _mention(self, message: Notice | Figures) -> None:
+        """Tell the daemon what nothing depends on, unless the daemon does not read."""
+        if self._node.unsent_bytes < MENTION_UNSENT_BYTES:
+            self._node.put(encode(message))
 
 
-def check(url: str) -> None:
-    """Refuse a database that cannot be used; one that is away is waited for."""
+def check(url: str) -> list[actions.Report]:
+    """Refuse a database that cannot be used; return warnings. One that is away is waited for."""
     engine = PostgresEngine(url)
     try:
-        for warning in engine.check():
-            print(f"cluster.warning: {warning}", file=sys.stderr, flush=True)
+        warnings = engine.check()
     except EngineRefused as error:
         raise Trouble(str(error), EXIT_CONFIGURATION) from None
     except EngineAway as error:
-        print(f"cluster.unreachable: {error}", file=sys.stderr, flush=True)
+        return [actions.Report("cluster.away", "warning", reason=str(error))]
     finally:
         engine.close()
+    return [actions.Report("cluster.warning", "warning", reason=each) for each in warnings]
 
 
 def run(settings: NodeSettings, beat_fd: int) -> int:
@@ -332,8 +376,7 @@ def run(settings: NodeSettings, beat_fd: int) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         url = url_of(settings)
-        check(url)
-        sidecar = Sidecar(settings, beat_fd, url)
+        sidecar = Sidecar(settings, beat_fd, url, check(url))
 
         def stop(_number: int, _frame: object) -> None:
             sidecar.stopping = True

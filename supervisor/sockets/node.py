@@ -9,7 +9,9 @@ core has to tell is bounded there (core/tasks/claims.py), and the next sidecar i
 """
 
 import secrets
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.codec import encode
@@ -20,6 +22,7 @@ from musterd.ipc.wire.node_messages import (
     Begun,
     CancelAttempts,
     Confirmed,
+    Figures,
     Finish,
     Granted,
     Greeting,
@@ -27,8 +30,10 @@ from musterd.ipc.wire.node_messages import (
     LoseAttempts,
     Membership,
     NodeMessage,
+    Notice,
     Pools,
     ProgressMarks,
+    Seen,
     SidecarHello,
     SidecarMessage,
     Want,
@@ -162,5 +167,15 @@ def _event_of(message: SidecarMessage) -> object:
             return events.AttemptsCancelled(held)
         case LoseAttempts(held):
             return events.AttemptsLost(held)
+        case Notice() | Figures() | Seen():
+            return _TOLD[type(message)](message)
         case SidecarHello():
             raise ProtocolError("a second hello")
+
+
+# What operators, metrics and people see.
+_TOLD: dict[type, Callable[[Any], object]] = {
+    Notice: events.ClusterNoticed,
+    Figures: events.ClusterCounted,
+    Seen: events.ClusterSeen,
+}

@@ -355,7 +355,8 @@ def test_tasks_are_counted_by_pool_level_and_state(rig: Rig) -> None:
         Count("p", NORMAL, "waiting", 1),
     ]
     seen = rig.engine.statistics()
-    assert seen is not None and seen.counts == tuple(rig.engine.counts())
+    assert seen is not None
+    assert seen.counts == tuple(rig.engine.counts())
 
 
 def test_a_look_at_the_cluster_tells_nodes_and_what_would_begin(rig: Rig) -> None:
@@ -367,7 +368,8 @@ def test_a_look_at_the_cluster_tells_nodes_and_what_would_begin(rig: Rig) -> Non
     rig.submit(*rig.tasks(3), rig.task(delay_ns=SECOND_NS * 60))
     rig.pass_time(6)
     seen = rig.engine.statistics()
-    assert seen is not None and seen.age_ns == 0
+    assert seen is not None
+    assert seen.age_ns == 0
     [backlog] = seen.backlogs
     assert (backlog.pool, backlog.level, backlog.ready) == ("p", NORMAL, 3)
     assert 6 <= backlog.waited_ns / SECOND_NS < 600
@@ -389,15 +391,20 @@ def test_one_look_does_for_all_nodes_for_a_while(cluster: Cluster) -> None:
     assert rig.engine.statistics(60 * SECOND_NS) is not None
     rig.submit(rig.task())
     kept = cluster.engine().statistics(60 * SECOND_NS)
-    assert kept is not None and not kept.counts
+    assert kept is not None
+    assert not kept.counts
     rig.pass_time(61)
     with psycopg.connect(cluster.url) as other:  # it is looking
         lock = locks(cluster.schema) + 4
         other.execute("SELECT pg_advisory_xact_lock(%s, 0)", (lock,))
         kept = rig.engine.statistics(60 * SECOND_NS)
-        assert kept is not None and not kept.counts and kept.age_ns >= 61 * SECOND_NS
+        assert kept is not None
+        assert not kept.counts
+        assert kept.age_ns >= 61 * SECOND_NS
     fresh = rig.engine.statistics(60 * SECOND_NS)
-    assert fresh is not None and fresh.counts and fresh.age_ns == 0
+    assert fresh is not None
+    assert fresh.counts
+    assert fresh.age_ns == 0
 
 
 def test_tasks_are_found_by_what_they_are(rig: Rig) -> None:

@@ -428,6 +428,7 @@ class Report(Action, frozen=True):
     digest: str = ""  # of a result
     cause: str = ""  # why a worker was lost: one of core.model.slot.Cause
     output: str = ""  # what the worker printed last: filled in by the shell
+    node: str = ""  # of the cluster
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # the one action whose rank depends on it

@@ -9,7 +9,7 @@ from typing import Self
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
-from musterd.ipc.wire.node_messages import Attempt, Held
+from musterd.ipc.wire.node_messages import Attempt, Figures, Held, Notice, Seen
 from musterd.supervisor.core.model.policy import FleetPolicy
 
 # The names of the sidecars.
@@ -457,6 +457,24 @@ class AttemptsLost(Struct, frozen=True):
     """These attempts are not ours any more: how they end does not count."""
 
     held: list[Held]
+
+
+class ClusterNoticed(Struct, frozen=True):
+    """The cluster sidecar tells operators something."""
+
+    notice: Notice
+
+
+class ClusterCounted(Struct, frozen=True):
+    """What the cluster sidecar has done since it started."""
+
+    figures: Figures
+
+
+class ClusterSeen(Struct, frozen=True):
+    """The whole cluster, as the engine has told it."""
+
+    seen: Seen
 
 
 # -- commands of operators --------------------------------------------------------------------

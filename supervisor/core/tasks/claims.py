@@ -59,9 +59,7 @@ from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Claim, Mark, Route, Task, TaskState
 from musterd.supervisor.core.tasks.leases import WINDOW_MAX, Leases
 
-WANT_NS = (
-    20 * MILLISECOND_NS
-)  # of tiny tasks for each worker: an answer of the engine takes as long
+WANT_NS = 20 * MILLISECOND_NS  # of tiny tasks for each worker: an answer takes as long
 HOLD_NS = 200 * MILLISECOND_NS  # an attempt waits here for a worker; ten times what is wanted
 COST_SMOOTHING = 8  # a run moves the estimate of the pool's tasks by this part of the difference
 CLAIMED_BYTES_MAX = 32 * 1024 * 1024  # in memory; beyond it a pool wants one attempt per worker
@@ -71,6 +69,7 @@ UNCONFIRMED_MAX = 10_000
 UNCONFIRMED_BYTES_MAX = 64 * 1024 * 1024
 END_BYTES = 512  # of an end in memory besides its value and error
 
+RESULTS = ("succeeded", "failed")  # kinds of ends that a worker has worked for
 NEVER_NS = 2**63
 
 _NO_CLASS = GatePolicy()
@@ -96,7 +95,6 @@ class Claims:
         self._until_ns = 0  # the end of the lease
         self._expiry_ns = NEVER_NS  # the soonest of the attempts that are here
         self._draining = False
-        self._away = False
         self._requests = 0
         self._seen: dict[str, int] = {}  # by pool: attempts that came over this connection
         self._shown: tuple[PoolCard, ...] = ()
@@ -105,6 +103,7 @@ class Claims:
         self._ends: list[AttemptEnd] = []  # of this event
         self._begun: list[Held] = []
         self._marks: list[AttemptProgress] = []
+        self.fenced = 0  # results that this node has dropped: they do not count any more
         self.awake = False  # whether there is anything to do for the cluster
         self.follow()
 
@@ -112,6 +111,16 @@ class Claims:
     def settled(self) -> bool:
         """Whether nothing waits for the cluster, or nobody is there who could be waited for."""
         return not self._unconfirmed or not self._connected
+
+    @property
+    def unconfirmed(self) -> int:
+        """Return how many ends nobody has confirmed."""
+        return len(self._unconfirmed)
+
+    def cost_ns(self, pool: str) -> int:
+        """Return the measured run time of a pool's tasks; UNKNOWN_COST_NS if none has ended."""
+        feed = self._feeds.get(pool)
+        return feed.cost_ns if feed is not None else UNKNOWN_COST_NS
 
     def follow(self) -> None:
         """Take over a changed policy."""
@@ -275,10 +284,6 @@ class Claims:
         if event.tenure != self._tenure:
             self._lose_all()
             self._tenure = event.tenure
-        if event.away != self._away:
-            self._away = event.away
-            what = ("cluster.away", "warning") if event.away else ("cluster.back", "info")
-            self._state.report(*what)
         self._draining = event.draining
         if event.until_ns > self._until_ns:
             self._until_ns = event.until_ns
@@ -290,7 +295,8 @@ class Claims:
         if lost or self._unconfirmed:
             count = len(lost) + len(self._unconfirmed)
             why = f"its lease was over: {count} attempts do not count, and run again elsewhere"
-            self._state.report("cluster.fenced", "warning", reason=why)
+            self._state.report("cluster.fenced", "warning", reason=why, count=count)
+        self.fenced += sum(end.kind in RESULTS for end in self._unconfirmed.values())
         self._unconfirmed.clear()
         self._unconfirmed_bytes = 0
         self._ends = []
@@ -416,6 +422,7 @@ class Claims:
             target.backoff or of_class.backoff or pool.retry.backoff,
             counts if given.target else None,
             given.fallback is not None or fallback_on == "failure" or on_open == "fallback",
+            fallback_on == "failure",
         )
         return spec, claim
 
@@ -453,6 +460,7 @@ class Claims:
         counters = task.route.pool.counters
         if not may_help or task.attempt > task.max_retries:
             counters.failed += 1
+            self._report_dead(task, failure)
             self._end(task, "failed", failure=failure, run_ns=run_ns)
             return
         backoff = task.backoff
@@ -478,14 +486,28 @@ class Claims:
             patience_ns=left * backoff.max_ns,
         )
 
+    def _report_dead(self, task: Task, failure: Failure) -> None:
+        """Report that no attempt follows; whether there is a fallback, the engine knows."""
+        assert task.claim is not None
+        if not task.claim.lost:
+            falls_back = task.claim.falls_back
+            what = ("task.fallback", "warning") if falls_back else ("task.dead", "error")
+            why = f"{failure.type or failure.kind}: {failure.message}"
+            self._state.report(*what, pool=task.route.pool, task=task, reason=why)
+
     def interrupted(self, task: Task, why: str) -> None:
         self._state.report("task.interrupted", pool=task.route.pool, task=task, reason=why)
         self._end(task, "interrupted")
 
     def crashed(self, task: Task, slot: Slot, how: str) -> None:
         most = task.route.pool.policy.max_crashes
-        why = f"its worker {how}: loss {task.crashes} of {most}, then it is quarantined"
-        self._state.report("task.crashed", "warning", slot=slot, task=task, reason=why)
+        if task.crashes >= most:
+            why = f"it crashed its worker {task.crashes} times"
+            pool = task.route.pool
+            self._state.report("task.quarantined", "error", pool=pool, task=task, reason=why)
+        else:
+            why = f"its worker {how}: loss {task.crashes} of {most}, then it is quarantined"
+            self._state.report("task.crashed", "warning", slot=slot, task=task, reason=why)
         self._end(task, "crashed", failure=Failure(CRASH, message=f"its worker {how}"))
 
     def ended(self, task: Task, state: str, failure: Failure | None, run_ns: int) -> None:
@@ -520,7 +542,9 @@ class Claims:
         del self._state.tasks[key]
         task.state = TaskState.ENDING  # so its timers do nothing
         task.route.pool.leave(spec)
-        if not claim.lost:
+        if claim.lost:
+            self.fenced += kind in RESULTS
+        else:
             keeps = claim.keeps and kind == "succeeded"
             end = AttemptEnd(spec.id, claim.number, kind, value, failure)
             end = structs.replace(

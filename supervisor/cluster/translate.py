@@ -1,0 +1,89 @@
+"""Turn what the engine tells into messages to the supervisor, and the supervisor's cards back."""
+
+from collections.abc import Iterable
+
+from msgspec import Struct, field, structs
+
+from musterd.ipc.wire import node_messages as wire
+from musterd.ipc.wire.messages import BATCH_BYTES_MAX
+from musterd.supervisor.cluster import engine
+from musterd.supervisor.core.model.counters import Histogram
+
+
+class Figures(Struct):
+    """What metrics show."""
+
+    claims: int = 0
+    attempts: int = 0
+    claim_times: Histogram = field(default_factory=Histogram)
+    ends: int = 0
+    fenced: int = 0  # results that did not count
+    reaped: int = 0
+    failed_calls: int = 0
+    policy: int = 0
+
+
+def engine_card(card: wire.PoolCard) -> engine.PoolCard:
+    return engine.PoolCard(
+        card.name,
+        card.places,
+        card.tasks,
+        card.queue_size,
+        card.aging_ns,
+        card.max_crashes,
+        card.cache_ns,
+        card.debounce_ns,
+    )
+
+
+def without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
+    return [structs.replace(card, places=0) for card in cards]
+
+
+def seen(found: engine.Statistics, at_ns: int) -> wire.Seen:
+    """Return a look at the cluster for the supervisor, as much as a message may have."""
+    backlogs = {(each.pool, each.level): each for each in found.backlogs}
+    counts = []
+    for each in found.counts[: wire.COUNTS_MAX]:
+        backlog = backlogs.get((each.pool, each.level)) if each.state == "queued" else None
+        ready, waited_ns = (backlog.ready, backlog.waited_ns) if backlog is not None else (0, 0)
+        counts.append(
+            wire.QueueCount(each.pool, each.level, each.state, each.tasks, ready, waited_ns)
+        )
+    # Those that are here come first.
+    nodes = sorted(found.nodes, key=lambda each: not each.tenure)[: wire.NODES_MAX]
+    return wire.Seen(
+        at_ns,
+        found.oldest_snapshot_ns,
+        found.dead_tuples,
+        found.live_bytes,
+        tuple(counts),
+        tuple([wire.NodeSeen(*structs.astuple(each)) for each in nodes]),
+    )
+
+
+def attempt_of(grant: engine.Grant, called_ns: int) -> wire.Attempt:
+    """Return the grant for the supervisor, with instants of this machine's clock."""
+    return wire.Attempt(
+        grant.spec,
+        grant.claim,
+        grant.attempt,
+        grant.crashes,
+        grant.interruptions,
+        grant.policy,
+        called_ns + grant.expires_in_ns if grant.expires_in_ns else 0,
+    )
+
+
+def portions(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:
+    """Cut attempts into messages of about BATCH_BYTES_MAX, at least one in each."""
+    portion: list[wire.Attempt] = []
+    size = 0
+    for attempt in attempts:
+        size += len(attempt.spec.args)
+        if portion and size > BATCH_BYTES_MAX:
+            yield portion
+            portion, size = [], len(attempt.spec.args)
+        portion.append(attempt)
+    if portion:
+        yield portion
