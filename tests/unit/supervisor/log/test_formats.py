@@ -15,9 +15,11 @@ import pytest
 from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.ctl import cli
 from musterd.supervisor.log import formats
+from musterd.supervisor.log.log import MESSAGES
 from musterd.supervisor.log.message_ids import MESSAGE_IDS
 
 ROOT = Path(__file__).resolve().parents[4]
+OTHER_WORDS = {"cluster.url", "cluster.url_file", "cluster.url_secret"}  # keys of the configuration
 CATALOG = ROOT / "systemd" / "musterd.catalog"
 # The supervisor itself writes these fields, not a Report.
 OTHER_FIELDS = {"COUNT"}
@@ -201,6 +203,19 @@ def test_the_documentation_names_every_id() -> None:
     page = (ROOT / "docs" / "logs.md").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| `([0-9a-f]{32})` \|$", page, re.MULTILINE)
     assert dict(rows) == MESSAGE_IDS
+
+
+def test_the_documentation_explains_every_event_of_the_cluster() -> None:
+    page = (ROOT / "docs" / "logs.md").read_text()
+    section = page.partition("\n## The cluster\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`cluster.+?`) \|", section, re.MULTILINE)
+    explained = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    words = set()
+    for path in (ROOT / "supervisor").rglob("*.py"):
+        words |= set(re.findall(r'"(cluster\.[a-z_]+)"', path.read_text()))
+    known = {name for name in MESSAGES if name.startswith("cluster.")}
+    assert explained == known
+    assert words - known - OTHER_WORDS == set()
 
 
 @pytest.mark.parametrize("event", MESSAGE_IDS)
