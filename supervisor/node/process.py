@@ -325,7 +325,7 @@ class Sidecar:
     def _report(self, report: actions.Report) -> None:
         """Have the daemon log something."""
         level: Any = report.level
-        reason = report.reason[:NOTICE_CHARS_MAX]
+        reason = " ".join(report.reason.split())[:NOTICE_CHARS_MAX]
         self._mention(Notice(report.event, level, reason, report.node, report.count))
 
     def _tell_figures(self) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -39,9 +40,10 @@ def database(server: Server) -> Cluster:
     return prepared(server)
 
 
-def prepared(server: Server) -> Cluster:
-    cluster = Cluster(server, "nodes")
-    cluster.sql("CREATE ROLE u_daemon LOGIN PASSWORD 'hunter2' IN ROLE musterd_node")
+def prepared(server: Server, name: str = "nodes") -> Cluster:
+    cluster = Cluster(server, name)
+    if not cluster.sql("SELECT FROM pg_roles WHERE rolname = 'u_daemon'"):
+        cluster.sql("CREATE ROLE u_daemon LOGIN PASSWORD 'hunter2' IN ROLE musterd_node")
     return cluster
 
 
@@ -56,7 +58,7 @@ def node(database: Cluster, tmp_path: Path) -> Iterator[Muster]:
         muster.stop()
 
 
-def make_node(database: Cluster, folder: Path, name: str) -> Muster:
+def make_node(database: Cluster, folder: Path, name: str, **more: Any) -> Muster:
     home = folder / name
     home.mkdir()
     (home / "jobs.py").write_text(WORKER)
@@ -66,7 +68,7 @@ def make_node(database: Cluster, folder: Path, name: str) -> Muster:
     url.chmod(0o600)
     pool = {"worker": "jobs", "size": 2, "env": {"PYTHONPATH": str(home)}}
     cluster = {"cluster__url_file": str(url), "cluster__node": name, "cluster__lease": "5s"}
-    return Muster(home, {"jobs": pool}, **cluster)
+    return Muster(home, {"jobs": pool}, **cluster, **more)
 
 
 def sidecar_of(muster: Muster) -> psutil.Process:

@@ -73,7 +73,8 @@ class ClusterWatch:
         now_ns = self._state.now_ns
         if event.tenure and event.tenure != self.tenure:
             lease = max(0, event.until_ns - now_ns) / SECOND_NS
-            self._state.report("cluster.joined", reason=f"for {lease:.0f} s, and from beat to beat")
+            why = f"its lease of {lease:.0f} s is prolonged by each heartbeat"
+            self._state.report("cluster.joined", reason=why)
         self.tenure, self.until_ns = event.tenure, event.until_ns
         if event.draining != self.draining:
             self.draining = event.draining
