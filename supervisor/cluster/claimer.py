@@ -10,7 +10,9 @@ and runs them (ipc/wire/node_messages.py); on the other the engine.
 
 A sidecar that takes over goes on with the tenure of the one before. What is held is known from the
 supervisor. Claims that the supervisor does not know of (a claim's answer was lost) are given back
-before anything else is claimed. After a restart of the server the claims are registered again.
+before anything else is claimed. After a restart of the server the claims are registered again, but
+not those whose end the engine may have heard: such a claim would be made anew, and its end would
+count twice. So these ends are told first.
 
 While the engine is away ends wait: the supervisor bounds them, and wants nothing when it has too
 many. `until_ns` of the membership is counted from before the call that prolonged it.
@@ -96,6 +98,7 @@ class Claimer:
         # Membership.
         self.tenure = 0
         self._epoch = ""  # of the server at which the claims are registered; "": not known
+        self._server = ""  # the epoch that the server tells
         self._until_ns = 0
         self._away = False
         self._draining = False
@@ -113,7 +116,7 @@ class Claimer:
         self._woken = False
         self._ends: deque[wire.AttemptEnd] = deque()
         self._finishing: list[wire.AttemptEnd] = []
-        self._finish_doubted = False  # the call before may have counted some of them
+        self._repeated = 0  # of the first ends: the engine may have heard of them
         self._begun: dict[Pair, None] = {}
         self._begun_at_ns = 0
         self._marks: dict[str, wire.AttemptProgress] = {}
@@ -152,6 +155,7 @@ class Claimer:
         match message:
             case wire.Greeting(_, tenure, held, unconfirmed, more):
                 self.tenure, self._more, self._unheard = tenure, more, unconfirmed
+                self._repeated = unconfirmed  # the sidecar before may have told them
                 self._unsure = tenure != 0
                 self._hold(held)
             case wire.Holds(held, more):
@@ -204,7 +208,7 @@ class Claimer:
                 yield self._member, 0, self._join
             return
         yield self._member_call()
-        if self._ends:
+        if self._repeated or (self._ends and self._epoch):
             yield self._finishes, 0, self._finish
         if self._begun:
             yield self._notes, self._begun_at_ns, self._tell_begun
@@ -225,6 +229,8 @@ class Claimer:
             return member, 0, self._join
         if self._epoch and self._unsure and idle:
             return member, 0, self._release
+        if self._server != self._epoch and not self._repeated and not self._finishes.ticket:
+            return member, 0, self._rejoin
         return member, self._beat_at_ns, self._beat
 
     def _go_on(self) -> None:
@@ -260,7 +266,8 @@ class Claimer:
         if lane is self._claims:
             self._unsure = True  # it may have happened
         elif lane is self._finishes:
-            self._finish_doubted = self._finish_doubted or not event.unsent
+            if not event.unsent:
+                self._repeated = max(self._repeated, len(self._finishing))
             self._ends.extendleft(reversed(self._finishing))
             self._finishing = []
         if event.fenced:
@@ -285,12 +292,12 @@ class Claimer:
         assert self._cards is not None
         pools = tuple(map(engine_card, self._cards))
         self._declared = self._cards
-        self.tenure, self._epoch = 0, ""
+        self.tenure, self._epoch, self._server = 0, "", ""
         self._call(self._member, self._joined, "join", structs.replace(self._card, pools=pools))
 
     def _joined(self, result: object) -> None:
         assert isinstance(result, engine.Joined)
-        self.tenure, self._epoch = result.tenure, result.epoch
+        self.tenure, self._epoch, self._server = result.tenure, result.epoch, result.epoch
         self.figures.policy = result.policy
         self._look_at_ns = self._now_ns
         self._unsure = False
@@ -316,19 +323,21 @@ class Claimer:
         self._draining = result.draining
         self.figures.policy = result.policy
         self._is_alive()
-        if result.epoch != self._epoch:
-            epoch, self._epoch = result.epoch, ""
-            held = self._held_list(engine.Held)
-            self._call(
-                self._member, lambda lost: self._rejoined(lost, epoch), "rejoin", self.tenure, held
-            )
+        self._server = result.epoch
+        if self._server != self._epoch:
+            self._epoch = ""
         cancelled = [pair for pair in self._pairs_of(result.cancel) if pair not in self._cancelled]
         self._cancelled.update(dict.fromkeys(cancelled))
         self._tell_pairs(wire.CancelAttempts, cancelled)
 
-    def _rejoined(self, result: object, epoch: str) -> None:
+    def _rejoin(self) -> None:
+        self._call(
+            self._member, self._rejoined, "rejoin", self.tenure, self._held_list(engine.Held)
+        )
+
+    def _rejoined(self, result: object) -> None:
         assert isinstance(result, list)
-        self._epoch = epoch
+        self._epoch = self._server
         self._claim_at_ns = self._now_ns
         lost = self._pairs_of(result)
         pending = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
@@ -358,10 +367,10 @@ class Claimer:
         why = f"{reason}: {held} attempts of this node do not count and run again elsewhere"
         self._report("cluster.fenced", "warning", reason=why, count=held)
         self._ends.clear()
-        self._finishing = []
+        self._finishing, self._repeated = [], 0
         # What is under way belongs to the tenure that is over: its answers mean nothing.
         self._member, self._claims, self._finishes, self._notes = Lane(), Lane(), Lane(), Lane()
-        self.tenure, self._epoch, self._declared = 0, "", None
+        self.tenure, self._epoch, self._server, self._declared = 0, "", "", None
         self._begun, self._marks = {}, {}
         self._unsure = False
         self._confirm(ends)
@@ -463,7 +472,8 @@ class Claimer:
 
     def _finish(self) -> None:
         size = 0
-        while self._ends and len(self._finishing) < FINISH_MAX:
+        number = min(FINISH_MAX, self._repeated or FINISH_MAX)
+        while self._ends and len(self._finishing) < number:
             size += self._ends[0].size
             if self._finishing and size > FINISH_BYTES:
                 break
@@ -475,12 +485,12 @@ class Claimer:
         assert isinstance(result, list)
         ends, self._finishing = self._finishing, []
         self.figures.ends += len(ends)
-        if not self._finish_doubted:
-            counted = {told.id for told in result}
-            self.figures.fenced += sum(
-                end.kind in RESULTS and end.id not in counted for end in ends
-            )
-        self._finish_doubted = False
+        counted = {told.id for told in result}
+        # Of those that are told again, the call before may have counted.
+        self.figures.fenced += sum(
+            end.kind in RESULTS and end.id not in counted for end in ends[self._repeated :]
+        )
+        self._repeated = max(0, self._repeated - len(ends))
         self._confirm(ends)
 
     def _tell_begun(self) -> None:

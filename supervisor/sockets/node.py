@@ -93,7 +93,7 @@ class NodePort:
             return self._greet(peer, message)
         if peer != self._peer:
             raise ProtocolError("a message before the hello")
-        return _event_of(message)
+        return event_of(message)
 
     def _greet(self, peer: int, hello: SidecarHello) -> events.ClusterConnected:
         if hello.protocol != NODE_PROTOCOL:
@@ -127,13 +127,14 @@ class NodePort:
     # -- to the sidecar -----------------------------------------------------------------------
 
     def perform(self, action: ClusterAction) -> None:
-        for message in _messages_of(action):
+        for message in messages_of(action):
             peer = self._peer
             if peer and not self._router.send(peer, encode(message)):
                 self._router.put_out(peer, "the cluster sidecar does not read")
 
 
-def _messages_of(action: ClusterAction) -> list[NodeMessage]:
+def messages_of(action: ClusterAction) -> list[NodeMessage]:
+    """Return the messages to the sidecar that an action means."""
     match action:
         case actions.GreetCluster(tenure, held, unconfirmed):
             parts = [held[at : at + ATTEMPTS_MAX] for at in range(0, len(held), ATTEMPTS_MAX)]
@@ -154,7 +155,7 @@ def _messages_of(action: ClusterAction) -> list[NodeMessage]:
             return messages
 
 
-def _event_of(message: SidecarMessage) -> object:
+def event_of(message: SidecarMessage) -> object:
     """Return the event that a message of the sidecar means."""
     match message:
         case Membership(tenure, until_ns, away, draining):

@@ -3,6 +3,7 @@
 import signal
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import psycopg
@@ -22,7 +23,7 @@ from musterd.supervisor.cluster.engine import (
 from musterd.supervisor.cluster.migrate import migrate
 from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
-from support.waiting import Waiting
+from support.waiting import Waiting, wait_for
 
 HOUR = 3600
 
@@ -304,16 +305,27 @@ def test_a_connection_younger_than_the_lease_reaps_nobody(cluster: Cluster) -> N
     assert [each.name for each in cluster.engine().reap()] == ["a"]
 
 
-def test_a_database_that_is_gone_is_said_and_comes_back(cluster: Cluster) -> None:
+def test_a_connection_that_ends_during_a_call_is_said_and_comes_back(cluster: Cluster) -> None:
     rig = cluster.rig()
     a = rig.join()
-    cluster.sql(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE application_name = 'musterd' AND datname = %s",
-        cluster.name,
-    )
-    with pytest.raises(EngineAway):
-        rig.engine.beat(a)
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(cluster.url) as other:
+        other.execute("SELECT FROM musterd.node FOR UPDATE")
+        beat = pool.submit(rig.engine.beat, a)
+        waits = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s"
+        wait_for("it waits", lambda: len(cluster.sql(waits, cluster.name)) == 1)
+        [[pid]] = cluster.sql(waits, cluster.name)
+        cluster.sql("SELECT pg_terminate_backend(%s)", pid)
+        with pytest.raises(EngineAway):
+            beat.result(60)
+    rig.engine.beat(a)
+
+
+def test_a_connection_that_ended_before_a_call_is_made_again(cluster: Cluster) -> None:
+    rig = cluster.rig()
+    a = rig.join()
+    mine = "FROM pg_stat_activity WHERE application_name = 'musterd' AND datname = %s"
+    cluster.sql(f"SELECT pg_terminate_backend(pid) {mine}", cluster.name)
+    wait_for("it has ended", lambda: not cluster.sql(f"SELECT pid {mine}", cluster.name))
     rig.engine.beat(a)
 
 

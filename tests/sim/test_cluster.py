@@ -9,6 +9,7 @@ FEWER = 2  # as many seeds as of each kind of a single fleet, divided by this
 CORPUS = {
     15: "a pool that left the cluster and came back had forgotten what it had seen",
     85: "an attempt that had expired began, where a timer was late",
+    1035: "an end that was told, and whose claim was registered again, counted twice",
 }
 
 

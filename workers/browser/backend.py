@@ -316,6 +316,10 @@ class Backend(ABC):
     def alive(self) -> bool:
         """Whether the browser is not known to have ended; a stuck one is alive."""
 
+    @abstractmethod
+    def processor_seconds(self) -> dict[int, float]:
+        """Return how long each process of the browser has used processors, by pid."""
+
 
 def _bounded(body: str, characters_max: int) -> str:
     """Wrap a script so that the page checks the length of its value before it leaves the page."""

@@ -1,6 +1,7 @@
 """Chromium as a process: find it, start it, and end all of its processes."""
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import shutil
@@ -100,6 +101,17 @@ def session_members(session: int) -> set[psutil.Process]:
         except (ProcessLookupError, PermissionError, psutil.NoSuchProcess):
             continue
     return found
+
+
+def processor_seconds(processes: Iterable[psutil.Process]) -> dict[int, float]:
+    """Return how long each of these has used processors, by pid; those that are gone are left
+    out."""
+    seconds = {}
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            used = process.cpu_times()
+            seconds[process.pid] = used.user + used.system
+    return seconds
 
 
 async def end_processes(processes: Iterable[psutil.Process]) -> None:

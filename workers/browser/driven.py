@@ -40,6 +40,7 @@ from musterd.workers.browser.chromium import (
     end_processes,
     family,
     lives,
+    processor_seconds,
     session_members,
 )
 from musterd.workers.browser.errors import (
@@ -154,6 +155,10 @@ class DrivenBackend(Backend):
     @property
     def alive(self) -> bool:
         return self._browser is not None and self._browser.is_connected() and self._driver_lives()
+
+    def processor_seconds(self) -> dict[int, float]:
+        self._note_processes()
+        return processor_seconds(self._processes)
 
     def _driver_lives(self) -> bool:
         return self._driver is None or lives(self._driver)

@@ -6,7 +6,7 @@ from typing import Any
 
 from musterd.workers.browser.backend import Backend, Settings, read_proxy
 from musterd.workers.browser.cdp import COMMAND_SECONDS, CommandFailed, Session
-from musterd.workers.browser.chromium import Chromium
+from musterd.workers.browser.chromium import Chromium, processor_seconds, session_members
 from musterd.workers.browser.errors import (
     BrowserDied,
     BrowserError,
@@ -66,6 +66,9 @@ class LeanBackend(Backend):
     @property
     def pid(self) -> int:
         return self._chromium.pid
+
+    def processor_seconds(self) -> dict[int, float]:
+        return processor_seconds(session_members(self.pid))
 
     async def close(self, *, force: bool = False) -> None:
         if force:

@@ -3,7 +3,8 @@
 Each worker has one browser, launched in `open()` and so before the worker is ready, and one fresh
 context per task, closed whatever becomes of the task. That context is the probe as well: it must
 open and run a script within PROBE_SECONDS before the task's own work begins, otherwise the browser
-is replaced, once, and the task goes on in the new one.
+is replaced, once, and the task goes on in the new one. A browser that is slow and yet works is not
+stuck, but on a busy machine: it gets BUSY_SECONDS more, because another one would be slower still.
 
 A browser also ends after `recycle_requests` pages or `recycle_seconds`, each a little more or less
 so that the browsers of a pool do not end together. Where several tasks run at once, new tasks then
@@ -60,6 +61,8 @@ from musterd.workers.pages.page_reader import PageReader
 
 LAUNCH_SECONDS = 25.0  # below the pool's start_timeout of 30 s, so that the reason is reported
 PROBE_SECONDS = 5.0  # a new context takes some 50 ms; a hundred times that is a wedged browser
+# More for a browser that uses this much of a processor between two looks.
+BUSY_SECONDS, LOOK_SECONDS, WORK_SECONDS = 25.0, 1.0, 0.05
 CLOSE_SECONDS = 3.0  # likewise; and a task that does not end 5 s after its timeout costs the worker
 # Part of a task's time kept to close its page and to report what failed: a tenth, within reason.
 LEAVE_SHARE, LEAVE_SECONDS_MAX = 0.1, 1.0
@@ -299,7 +302,7 @@ class BrowserWorker(Worker):
             yield page
         except asyncio.CancelledError:
             # Timed out or cancelled: only now the reason for the delay can be seen.
-            if problem := await self._surely_closed(browser, page):
+            if problem := await self._surely_closed(browser, page, at_once=True):
                 stuck = BrowserStuck(problem)
                 _count(stuck)
                 raise stuck from None
@@ -365,7 +368,7 @@ class BrowserWorker(Worker):
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             try:
-                await self._close_page(browser, await opening)
+                await self._close_page(browser, await opening, at_once=True)
             except BrowserError as error:
                 log.warning("the browser is broken: %s", error)
             except asyncio.CancelledError:  # once more: its open pages are unknown
@@ -375,7 +378,7 @@ class BrowserWorker(Worker):
 
     async def _open_probed(self, browser: Backend, settings: Settings, url: str) -> Page:
         try:
-            async with asyncio.timeout(PROBE_SECONDS):
+            async with in_time(browser, PROBE_SECONDS):
                 page = await browser.open_page(settings, url)
                 if not await page.probe():
                     raise BrowserError("a page got a sum wrong")
@@ -391,9 +394,9 @@ class BrowserWorker(Worker):
         self._requests_left -= 1
         return page
 
-    async def _surely_closed(self, browser: Backend, page: Page) -> str:
+    async def _surely_closed(self, browser: Backend, page: Page, *, at_once: bool = False) -> str:
         """Close the page even if cancelled, unless cancelled twice."""
-        closing = asyncio.ensure_future(self._close_page(browser, page))
+        closing = asyncio.ensure_future(self._close_page(browser, page, at_once=at_once))
         try:
             return await asyncio.shield(closing)
         except asyncio.CancelledError:
@@ -401,10 +404,14 @@ class BrowserWorker(Worker):
                 return problem
             raise
 
-    async def _close_page(self, browser: Backend, page: Page) -> str:
-        """Return what went wrong, or "". A browser that does not close a page in time is wedged."""
+    async def _close_page(self, browser: Backend, page: Page, *, at_once: bool = False) -> str:
+        """Return what went wrong, or "". A browser that does not close a page in time is wedged.
+
+        `at_once`: the task's time is over, so there is none for a busy machine.
+        """
+        clock = asyncio.timeout(CLOSE_SECONDS) if at_once else in_time(browser, CLOSE_SECONDS)
         try:
-            async with asyncio.timeout(CLOSE_SECONDS):
+            async with clock:
                 await page.close()
             return ""
         except asyncio.CancelledError:
@@ -498,6 +505,31 @@ class BrowserWorker(Worker):
         self._timeouts = 0
         self._requests_left = spread(options.recycle_requests)
         self._use_until = time.monotonic() + spread(options.recycle_seconds)
+
+
+@asynccontextmanager
+async def in_time(browser: Backend, seconds: float) -> AsyncIterator[None]:
+    """`async with in_time(browser, 5)`: TimeoutError after that, later while the browser works."""
+    loop = asyncio.get_running_loop()
+    pause = min(LOOK_SECONDS, seconds / 2)
+    last = loop.time() + seconds + BUSY_SECONDS
+    timer = loop.call_later(seconds - pause, lambda: look(None))
+
+    def look(before: dict[int, float] | None) -> None:
+        nonlocal timer
+        used = browser.processor_seconds()
+        if before is not None:
+            work = sum(used[pid] - before.get(pid, 0.0) for pid in used)
+            if work < WORK_SECONDS or loop.time() >= last:
+                clock.reschedule(loop.time())
+                return
+        timer = loop.call_later(pause, look, used)
+
+    try:
+        async with asyncio.timeout(None) as clock:
+            yield
+    finally:
+        timer.cancel()
 
 
 def spread(limit: float) -> float:

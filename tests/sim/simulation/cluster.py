@@ -1,4 +1,4 @@
-"""Several nodes around one engine: real fleets, simulated sidecars, the engine in memory.
+"""Several nodes around one engine: real fleets and claimers, the engine in memory.
 
 `ClusterWorld(seed).run()` is one scenario: tasks come, nodes and sidecars die, nodes are cut off
 from the engine, answers are lost before or after their effect, the engine restarts and forgets
@@ -25,8 +25,9 @@ from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import BackoffPolicy, RetryPolicy
 from musterd.ipc.wire.messages import FINAL_STATES, TaskSpec
-from musterd.supervisor.cluster.engine import ClusterPolicy
+from musterd.supervisor.cluster.engine import ClusterPolicy, End
 from musterd.supervisor.cluster.model_engine import ModelEngine
+from musterd.supervisor.cluster.sidecar_events import NodeNotified, PoolsNotified
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
@@ -40,7 +41,7 @@ from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks.claims import HOLD_NS
-from simulation.cluster_sidecar import LEASE_NS, Sidecar
+from simulation.cluster_sidecar import LEASE_NS, WIRE_NS, Sidecar
 from simulation.profile import METHODS, MS, SEC, US, Profile
 from simulation.wide_workers import WideWorker
 from simulation.workers import SIGKILL, ForkServer, Worker
@@ -136,6 +137,7 @@ class Node:
         self.lost: dict[tuple[str, int], None] = {}  # which the core was told
         self._queued: dict[str, int] = {}  # since when attempts wait for a worker
         self._backlog: list[Any] | None = None  # of a supervisor that is stopped
+        self._stored_ns = 0  # when the store has done everything
         self.workers: dict[int, Worker] = {}
         self.fork_servers: dict[tuple[str, str], ForkServer] = {}
         self.sidecar: Sidecar | None = None
@@ -349,7 +351,9 @@ class Node:
     def persist(self, action: act.Persist) -> None:
         written = [*action.added, *action.changed, *action.finished, *action.failed]
         assert not written, "an attempt of the cluster is written to the disk of a node"
-        self.in_life(self.delay(200 * US, 5 * MS), self.tell, events.Persisted(action.ticket))
+        # The store does one thing after another.
+        self._stored_ns = max(self._stored_ns + 1, self.now_ns + self.delay(200 * US, 5 * MS))
+        self.in_life(self._stored_ns - self.now_ns, self.tell, events.Persisted(action.ticket))
 
     def exit(self, _: act.Exit) -> None:
         self.world.exited(self)
@@ -365,9 +369,6 @@ class Node:
             for slot in list(pool.slots):
                 if slot.state == SlotState.FATAL:
                     self.tell(events.ResetRequested(((POOL, slot.index),)))
-
-
-WIRE_NS = (20 * US, 1 * MS)
 
 
 class ClusterWorld:
@@ -494,10 +495,15 @@ class ClusterWorld:
         for verdict in self.engine.submit(specs):
             if verdict.rejection is None:
                 self.accepted[verdict.id] = None
+        self._notify(PoolsNotified((POOL,)))
+
+    def _notify(self, event: PoolsNotified | NodeNotified) -> None:
+        """Some notifications are lost."""
+        for node in self.nodes:
+            if node.sidecar is not None and self.rng.random() < 0.7:
+                node.sidecar.notify(event)
 
     def _tick(self) -> None:
-        self.reaped += len(self.engine.reap())
-        self.engine.tick()
         self.check()
         if not self.over:
             self.after(TICK_NS, self._tick)
@@ -560,6 +566,7 @@ class ClusterWorld:
     def _cancel(self) -> None:
         alive = [id_ for id_ in self.accepted if id_ not in self.finals]
         self.engine.cancel(self.rng.sample(alive, min(len(alive), 3)))
+        self._notify(NodeNotified())
 
     def _drain(self) -> None:
         name = self.some_node().name
@@ -624,6 +631,15 @@ class ClusterWorld:
             else:
                 assert id_ not in self.finals, f"{id_} lives after its end"
                 assert id_ in self.engine.board.live, f"{id_} is lost"
+
+    def finished(self, ends: list[End], counted: set[tuple[str, int]]) -> None:
+        """Check that no end counts twice. `counted`: claims that were held, and are ended."""
+        for end in ends:
+            self.ended[end.kind] = self.ended.get(end.kind, 0) + 1
+            key = (end.id, end.claim)
+            if key in counted:
+                assert key not in self.counted, f"{key} counts twice"
+                self.counted[key] = None
 
     def check_places(self) -> None:
         inside = self.engine.inside("narrow")

@@ -1,332 +1,165 @@
-"""A cluster sidecar in the simulation: what it does with the engine, and what goes wrong between.
+"""A cluster sidecar in the simulation: the real claimer, and what goes wrong around it.
 
-It does one thing after another. Whatever is lost (EngineAway) is done again: an end is fenced by
-its claim, and a claim whose answer was lost is given back by the next rejoin().
+Messages are those of node.sock (sockets/node.py makes them), and come in order. Calls of the engine
+are made by threads: those of one thread one after the other, the others as it happens. A call may
+be lost before its effect or its answer after it. The call of a sidecar that is dead may still take
+effect: the server has read it. It does so before the calls of the next sidecar, which ends the
+sessions of the former first (cluster/checks.py: be_alone).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from random import Random
 from typing import TYPE_CHECKING, Any
 
-from musterd.ipc.wire.messages import TaskDeclaration
-from musterd.ipc.wire.node_messages import Attempt, AttemptEnd
-from musterd.ipc.wire.node_messages import Held as WireHeld
-from musterd.supervisor.cluster.engine import (
-    End,
-    EngineAway,
-    Fenced,
-    Grant,
-    Held,
-    NodeCard,
-    PoolCard,
-    ProgressMark,
-    Want,
+from musterd.supervisor.cluster.claimer import Claimer, Leave, Tell
+from musterd.supervisor.cluster.engine import EngineAway, Fenced, Grant, NodeCard, Want
+from musterd.supervisor.cluster.sidecar_events import (
+    Call,
+    EngineAnswered,
+    EngineFailed,
+    NodeNotified,
+    PoolsNotified,
 )
-from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
+from musterd.supervisor.sockets.node import event_of, messages_of
 from simulation.profile import MS, SEC, US
 
 if TYPE_CHECKING:
     from simulation.cluster import Node
 
 LEASE_NS = 3 * SEC
-BEAT_NS = 1 * SEC
 WIRE_NS = (20 * US, 1 * MS)
 CALL_NS = (300 * US, 8 * MS)  # of the engine, and back
-AGAIN_NS = (20 * MS, 300 * MS)  # after a lost answer
-POLL_NS = (5 * MS, 50 * MS)  # before nothing is asked for again
-
-Key = tuple[str, int]
+ENDS = ("finish", "begun", "progress")  # one thread makes these
 
 
 class Sidecar:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._world = node.world
-        self._engine = node.world.engine
         self.alive = True
-        self.tenure = 0
-        self._greeted = self._joined = False
-        self._expected = 0  # ends that the greeting announced
-        self._epoch = ""
-        self._register = False  # rejoin() is due
-        self._beat_at_ns = 0
-        self._until_ns = 0  # the end of the lease, by the clock of the node
-        self._cards: tuple[PoolCard, ...] = ()
-        self._running: dict[Key, None] = {}
-        self._ends: dict[Key, AttemptEnd] = {}
-        self._begun: list[Held] = []
-        self._marks: list[ProgressMark] = []
-        self._wants: dict[str, act.WantAttempts] = {}
-        self._asked_ns: dict[str, int] = {}  # when a want found nothing
-        self._sent: dict[str, int] = {}
-        self._busy = False
+        card = NodeCard(f"identity{node.number}", node.name, LEASE_NS, "")
+        self._claimer = Claimer(card, Random(node.rng.random()))
         self._arrival_ns = self._departure_ns = 0
+        self._free_ns: dict[str, int] = {}  # when a thread has done its last call
         self._stopped_until_ns = 0
+        self._woken_ns: int | None = None
 
-    # -- messages -----------------------------------------------------------------------------
+    @property
+    def tenure(self) -> int:
+        return self._claimer.tenure
 
     def stop(self, for_ns: int) -> None:
         """Do nothing for a while; what comes waits."""
         self._stopped_until_ns = self._world.now_ns + for_ns
 
+    # -- the supervisor -----------------------------------------------------------------------
+
     def hear(self, action: Any) -> None:
         world = self._world
-        due_ns = world.now_ns + world.delay(*WIRE_NS)
-        self._arrival_ns = max(self._arrival_ns, due_ns, self._stopped_until_ns)
-        world.after(self._arrival_ns - world.now_ns, self._heard, action)
-
-    def _heard(self, action: Any) -> None:
-        if not self.alive:
-            return
-        match action:
-            case act.GreetCluster(tenure, held, unconfirmed):
-                assert not self._greeted, "a sidecar is greeted twice"
-                self._greeted = True
-                self.tenure, self._expected = tenure, unconfirmed
-                self._running = {(each.id, each.claim): None for each in held}
-            case act.ShowPools(cards):
-                self._cards = tuple(
-                    PoolCard(
-                        card.name,
-                        card.places,
-                        tuple(TaskDeclaration(each.method) for each in card.tasks),
-                    )
-                    for card in cards
-                )
-            case act.WantAttempts():
-                self._wants[action.pool] = action
-                self._asked_ns.pop(action.pool, None)
-            case act.TellCluster(ends, begun, marks):
-                for end in ends:
-                    key = (end.id, end.claim)
-                    assert key not in self._ends, f"{key} ends twice"
-                    self._ends[key] = end
-                    self._running.pop(key, None)
-                    self._world.ended[end.kind] = self._world.ended.get(end.kind, 0) + 1
-                self._begun += [Held(each.id, each.claim) for each in begun]
-                self._marks += [ProgressMark(each.id, each.fraction, each.text) for each in marks]
-        self._work()
+        for message in messages_of(action):
+            self._arrival_ns = max(self._arrival_ns + 1, world.now_ns + world.delay(*WIRE_NS))
+            world.after(self._arrival_ns - world.now_ns, self._feed, message)
 
     def _say(self, event: Any) -> None:
         world = self._world
-        self._departure_ns = max(self._departure_ns, world.now_ns + world.delay(*WIRE_NS))
+        self._departure_ns = max(self._departure_ns + 1, world.now_ns + world.delay(*WIRE_NS))
         delay_ns = self._departure_ns - world.now_ns
         self._node.in_life(delay_ns, self._node.hear_from_sidecar, self, event)
 
-    # -- calls of the engine --------------------------------------------------------------------
+    # -- the claimer --------------------------------------------------------------------------
 
-    def _work(self) -> None:
-        """Do the next thing, if nothing is under way."""
-        world = self._world
-        if self._busy or not self.alive or not self._greeted:
-            return
-        if world.now_ns < self._stopped_until_ns:
-            self._later(self._stopped_until_ns - world.now_ns)
-            return
-        joined = self._joined and self.tenure
-        if not joined and len(self._ends) < self._expected:
-            return  # they are on their way
-        if self._ends and self.tenure:
-            self._call(self._finish, dict(self._ends))
-        elif self.tenure and (not self._joined or self._register):
-            self._call(self._rejoin, dict(self._running))
-        elif not self.tenure:
-            if self._cards:
-                self._call(self._join)
-        elif world.now_ns >= self._beat_at_ns:
-            self._call(self._beat)
-        elif self._begun or self._marks:
-            self._call(self._tell_begun)
-        elif (want := self._next_want()) is not None:
-            self._call(self._claim, want)
-        else:
-            self._later(world.delay(*POLL_NS))
-
-    def _later(self, delay_ns: int) -> None:
-        self._busy = True
-        self._world.after(delay_ns, self._idle)
-
-    def _idle(self) -> None:
-        self._busy = False
-        self._work()
-
-    def _call(self, call: Callable[..., Any], *args: Any) -> None:
-        self._busy = True
-        world = self._world
-        sent_ns = self._node.now_ns
-        world.after(world.delay(*CALL_NS) // 2, self._arrive, call, args, sent_ns)
-
-    def _arrive(self, call: Callable[..., Any], args: Any, sent_ns: int) -> None:
-        """The call reaches the engine, or not; so does the answer. Death loses the answer alone."""
-        world = self._world
-        lost = 0.0 if world.is_calm else world.faults.lost
-        answer: Any
-        if self._node.cut or world.rng.random() < lost / 2:
-            answer = EngineAway("before its effect")
-        else:
-            try:
-                answer = call(*args)
-            except Fenced as fenced:
-                answer = fenced
-            if world.rng.random() < lost / 2:
-                answer = EngineAway("after its effect")
-        world.after(world.delay(*CALL_NS) // 2, self._answered, call, args, answer, sent_ns)
-
-    def _answered(self, call: Callable[..., Any], args: Any, answer: Any, sent_ns: int) -> None:
+    def _feed(self, event: Any) -> None:
         if not self.alive:
             return
-        world = self._world
-        world.trace.append((world.now_ns, f"{self._node.name} ==", (call.__name__, args, answer)))
-        self._busy = False
-        if isinstance(answer, EngineAway):
-            if call == self._claim:
-                self._register = True  # what was granted is not known
-            self._say_membership(away=True)
-            self._later(world.delay(*AGAIN_NS))
+        world, claimer = self._world, self._claimer
+        if world.now_ns < self._stopped_until_ns:
+            # In the order in which it came: those that wait have lower numbers.
+            world.after(self._stopped_until_ns - world.now_ns, self._feed, event)
             return
-        if isinstance(answer, Fenced):
-            world.fenced += 1
-            self.tenure, self._joined, self._register = 0, False, False
-            self._running, self._ends, self._begun, self._marks = {}, {}, [], []
-            self._expected = 0
-            self._say(events.MembershipTold(0, 0))
-        else:
-            answer(sent_ns)
-        self._work()
+        world.trace.append((world.now_ns, f"{self._node.name} =>", event))
+        actions = claimer.handle(self._node.now_ns, event)
+        claimer.validate()
+        for action in actions:
+            world.trace.append((world.now_ns, f"{self._node.name} ==", action))
+            if isinstance(action, Call):
+                self._call(action)
+            elif isinstance(action, Tell):
+                self._say(event_of(action.message))
+        self._come_back()
 
-    # Each is called at the engine, and returns what to do when its answer arrives.
+    def _come_back(self) -> None:
+        due_ns = self._claimer.next_deadline()
+        if due_ns is None:
+            return
+        due_ns = max(due_ns - self._node.offset_ns, self._world.now_ns)
+        if self._woken_ns is None or due_ns < self._woken_ns:
+            self._woken_ns = due_ns
+            self._world.after(due_ns - self._world.now_ns, self._wake, due_ns)
 
-    def _join(self) -> Callable[[int], None]:
-        node = self._node
-        card = NodeCard(f"identity{node.number}", node.name, LEASE_NS, "", self._cards)
-        joined = self._engine.join(card)
+    def _wake(self, due_ns: int) -> None:
+        if due_ns == self._woken_ns:
+            self._woken_ns = None
+            self._feed(events.Ticked())
 
-        def done(sent_ns: int) -> None:
-            self.tenure, self._epoch, self._joined = joined.tenure, joined.epoch, True
-            self._running, self._ends, self._begun = {}, {}, []
-            self._beaten(sent_ns)
-
-        return done
-
-    def _rejoin(self, running: dict[Key, None]) -> Callable[[int], None]:
-        held = [Held(*key) for key in running]
-        epoch = str(self._engine._epoch)
-        lost = set(self._engine.rejoin(self.tenure, held))
-
-        def done(sent_ns: int) -> None:
-            self._joined, self._register, self._epoch = True, False, epoch
-            gone = [key for key in running if key[0] in lost]
-            for key in gone:
-                self._running.pop(key, None)
-                self._ends.pop(key, None)
-            if gone:
-                self._say(events.AttemptsLost([WireHeld(*key) for key in gone]))
-            self._beaten(sent_ns)
-
-        return done
-
-    def _beat(self) -> Callable[[int], None]:
-        orders = self._engine.beat(self.tenure)
-
-        def done(sent_ns: int) -> None:
-            self._register = self._register or orders.epoch != self._epoch
-            cancel = [WireHeld(*key) for key in self._running if key[0] in orders.cancel]
-            if cancel:
-                self._say(events.AttemptsCancelled(cancel))
-            self._beaten(sent_ns, draining=orders.draining)
-
-        return done
-
-    def _beaten(self, sent_ns: int, *, draining: bool = False) -> None:
-        """The lease counts from before the call, by the clock of the node."""
-        self._beat_at_ns = self._world.now_ns + BEAT_NS
-        self._until_ns = sent_ns + LEASE_NS
-        self._say_membership(draining=draining)
-
-    def _say_membership(self, *, away: bool = False, draining: bool = False) -> None:
-        if self._joined:
-            self._say(events.MembershipTold(self.tenure, self._until_ns, away, draining))
-
-    def _finish(self, ends: dict[Key, AttemptEnd]) -> Callable[[int], None]:
-        world = self._world
-        for key, end in ends.items():
-            if self._engine.finish(self.tenure, [to_end(end)]):
-                assert key not in world.counted, f"{key} counts twice"
-                world.counted[key] = None
-
-        def done(_: int) -> None:
-            for key in ends:
-                self._ends.pop(key, None)
-            self._expected = 0
-            self._say(events.EndsConfirmed([WireHeld(*key) for key in ends]))
-
-        return done
-
-    def _tell_begun(self) -> Callable[[int], None]:
-        begun, marks = self._begun, self._marks
-        self._engine.begun(self.tenure, begun)
-        self._engine.progress(self.tenure, marks)
-
-        def done(_: int) -> None:
-            self._begun = [each for each in self._begun if each not in begun]
-            self._marks = [each for each in self._marks if each not in marks]
-
-        return done
-
-    def _next_want(self) -> act.WantAttempts | None:
-        now_ns = self._world.now_ns
-        for pool, want in self._wants.items():
-            if self._missing(want) > 0 and now_ns >= self._asked_ns.get(pool, 0):
-                return want
-        return None
-
-    def _missing(self, want: act.WantAttempts) -> int:
-        """How many are wanted beyond what was on its way when the want was written."""
-        return want.count - (self._sent.get(want.pool, 0) - want.seen)
-
-    def _claim(self, want: act.WantAttempts) -> Callable[[int], None]:
-        count = self._missing(want)
-        grants = self._engine.claim(self.tenure, [Want(want.pool, count, want.names)])
-        self._world.check_places()
-        assert len(grants) <= count
-
-        def done(sent_ns: int) -> None:
-            pool = want.pool
-            if not grants:
-                self._asked_ns[pool] = self._world.now_ns + self._world.delay(*POLL_NS)
-                return
-            if self._wants.get(pool) is want:
-                del self._wants[pool]
-            self._sent[pool] = self._sent.get(pool, 0) + len(grants)
-            self._running |= {(each.id, each.claim): None for each in grants}
-            attempts = [to_attempt(each, sent_ns) for each in grants]
-            half = len(attempts) // 2  # in two messages, if there are several
-            for part in (attempts[:half], attempts[half:]):
-                if part:
-                    self._say(events.AttemptsGranted(want.request, pool, part))
-
-        return done
+    def notify(self, event: PoolsNotified | NodeNotified) -> None:
+        self._world.after(self._world.delay(*CALL_NS), self._feed, event)
 
     def leave(self) -> None:
         """The node has shut down."""
-        if self.tenure and not self._node.cut:
-            self._engine.leave(self.tenure)
+        self._feed(Leave())
+
+    # -- the engine ---------------------------------------------------------------------------
+
+    def _call(self, call: Call) -> None:
+        world = self._world
+        thread = "ends" if call.method in ENDS else call.method
+        begin_ns = max(world.now_ns, self._free_ns.get(thread, 0))
+        arrive_ns = begin_ns + world.delay(*CALL_NS) // 2
+        answer_ns = arrive_ns + world.delay(*CALL_NS) // 2
+        self._free_ns[thread] = answer_ns
+        world.after(arrive_ns - world.now_ns, self._arrive, call, answer_ns)
+
+    def _arrive(self, call: Call, answer_ns: int) -> None:
+        """The call reaches the engine, or not; so does the answer."""
+        world = self._world
+        if not self.alive and (self._node.sidecar is not None or world.rng.random() < 0.5):
+            return
+        lost = 0.0 if world.is_calm else world.faults.lost
+        event: EngineAnswered | EngineFailed
+        if self._node.cut or world.rng.random() < lost / 2:
+            unsent = world.rng.random() < 0.5
+            event = EngineFailed(call.ticket, "before its effect", unsent=unsent)
+        else:
+            try:
+                event = EngineAnswered(call.ticket, self._effect(call))
+            except Fenced as error:
+                world.fenced += 1
+                event = EngineFailed(call.ticket, str(error), fenced=True)
+            except EngineAway as error:
+                event = EngineFailed(call.ticket, str(error))
+            if world.rng.random() < lost / 2:
+                event = EngineFailed(call.ticket, "after its effect")
+        world.after(answer_ns - world.now_ns, self._feed, event)
+
+    def _effect(self, call: Call) -> object:
+        world = self._world
+        held = {(task.spec.id, task.claim) for task in world.engine.board.claimed()}
+        result: object = getattr(world.engine, call.method)(*call.arguments, **call.options)
+        match call.method, call.arguments, result:
+            case "claim", (_, wants), list(grants):
+                world.check_places()
+                _check_grants(wants, grants)  # type: ignore[arg-type]
+            case "finish", (_, list(ends)), list(told):
+                world.finished(
+                    ends, {pair for pair in held if pair[0] in {each.id for each in told}}
+                )
+            case "reap", _, list(reaped):
+                world.reaped += len(reaped)
+        return result
 
 
-def to_end(end: AttemptEnd) -> End:
-    return End(**{name: getattr(end, name) for name in AttemptEnd.__struct_fields__})
-
-
-def to_attempt(grant: Grant, sent_ns: int) -> Attempt:
-    """By the clock of the node, from before the engine was asked."""
-    return Attempt(
-        grant.spec,
-        grant.claim,
-        grant.attempt,
-        grant.crashes,
-        grant.interruptions,
-        grant.policy,
-        sent_ns + grant.expires_in_ns if grant.expires_in_ns else 0,
-    )
+def _check_grants(wants: list[Want], grants: list[Grant]) -> None:
+    wanted = sum(want.count for want in wants)
+    assert len(grants) <= wanted, f"{len(grants)} grants for {wanted} wanted"

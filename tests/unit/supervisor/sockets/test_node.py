@@ -135,7 +135,7 @@ def test_an_action_becomes_messages(
 
 def test_a_long_greeting_comes_in_parts() -> None:
     held = [Held(str(number), 1) for number in range(2 * ATTEMPTS_MAX + 1)]
-    first, *others = node._messages_of(actions.GreetCluster(1, held, 0))
+    first, *others = node.messages_of(actions.GreetCluster(1, held, 0))
     assert isinstance(first, Greeting)
     assert first.more
     parts = [each for each in others if isinstance(each, Holds)]
