@@ -1,17 +1,20 @@
 """Turn what the engine tells into messages to the supervisor, and the supervisor's cards back."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from msgspec import Struct, field, structs
 
 from musterd.ipc.wire import node_messages as wire
 from musterd.ipc.wire.messages import BATCH_BYTES_MAX
 from musterd.supervisor.cluster import engine
+from musterd.supervisor.cluster.gateway import Figures as GatewayFigures
+from musterd.supervisor.core.model import actions
 from musterd.supervisor.core.model.counters import Histogram
 
 
 class Figures(Struct):
-    """What metrics show."""
+    """What metrics show of the claimer."""
 
     claims: int = 0
     attempts: int = 0
@@ -87,3 +90,29 @@ def portions(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:
         portion.append(attempt)
     if portion:
         yield portion
+
+
+def notice(report: actions.Report) -> wire.Notice:
+    """Return what the daemon is to log."""
+    level: Any = report.level
+    reason = " ".join(report.reason.split())[: wire.NOTICE_CHARS_MAX]
+    return wire.Notice(report.event, level, reason, report.node, report.count)
+
+
+def figures(claimer: Figures, gateway: GatewayFigures, *, refusing: bool) -> wire.Figures:
+    times = claimer.claim_times
+    return wire.Figures(
+        claimer.claims,
+        claimer.attempts,
+        times.total_ns,
+        list(times.buckets),
+        claimer.ends,
+        claimer.fenced,
+        claimer.reaped,
+        claimer.failed_calls + gateway.failed_calls,
+        gateway.submitted,
+        gateway.refused,
+        gateway.told,
+        refusing,
+        claimer.policy,
+    )

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import msgspec
 from setproctitle import setproctitle
@@ -30,7 +30,6 @@ from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.node_codec import decode_node
 from musterd.ipc.wire.node_messages import (
     NODE_PROTOCOL,
-    NOTICE_CHARS_MAX,
     Figures,
     Notice,
     Pools,
@@ -52,6 +51,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     PoolsNotified,
     TellChange,
 )
+from musterd.supervisor.cluster.translate import figures, notice
 from musterd.supervisor.config.redact import Redaction
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.node.engines import Engines, Job, Listener
@@ -324,31 +324,14 @@ class Sidecar:
 
     def _report(self, report: actions.Report) -> None:
         """Have the daemon log something."""
-        level: Any = report.level
-        reason = " ".join(report.reason.split())[:NOTICE_CHARS_MAX]
-        self._mention(Notice(report.event, level, reason, report.node, report.count))
+        self._mention(notice(report))
 
     def _tell_figures(self) -> None:
-        claimer, gateway = self._claimer.figures, self._gateway.figures
-        times = claimer.claim_times
-        figures = Figures(
-            claimer.claims,
-            claimer.attempts,
-            times.total_ns,
-            list(times.buckets),
-            claimer.ends,
-            claimer.fenced,
-            claimer.reaped,
-            claimer.failed_calls + gateway.failed_calls,
-            gateway.submitted,
-            gateway.refused,
-            gateway.told,
-            self._gateway.refusing,
-            claimer.policy,
-        )
-        if figures != self._counted:
-            self._counted = figures
-            self._mention(figures)
+        gateway = self._gateway
+        counted = figures(self._claimer.figures, gateway.figures, refusing=gateway.refusing)
+        if counted != self._counted:
+            self._counted = counted
+            self._mention(counted)
 
     def _mention(self, message: Notice | Figures) -> None:
         """Tell the daemon what nothing depends on, unless the daemon does not read."""

@@ -9,9 +9,7 @@ core has to tell is bounded there (core/tasks/claims.py), and the next sidecar i
 """
 
 import secrets
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.codec import encode
@@ -169,14 +167,17 @@ def event_of(message: SidecarMessage) -> object:
         case LoseAttempts(held):
             return events.AttemptsLost(held)
         case Notice() | Figures() | Seen():
-            return _TOLD[type(message)](message)
+            return _told(message)
         case SidecarHello():
             raise ProtocolError("a second hello")
 
 
-# What operators, metrics and people see.
-_TOLD: dict[type, Callable[[Any], object]] = {
-    Notice: events.ClusterNoticed,
-    Figures: events.ClusterCounted,
-    Seen: events.ClusterSeen,
-}
+def _told(message: Notice | Figures | Seen) -> object:
+    """Return the event of what operators, metrics and people see."""
+    match message:
+        case Notice():
+            return events.ClusterNoticed(message)
+        case Figures():
+            return events.ClusterCounted(message)
+        case Seen():
+            return events.ClusterSeen(message)

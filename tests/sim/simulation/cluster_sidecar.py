@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from musterd.supervisor.cluster.claimer import Claimer, Leave, Tell
 from musterd.supervisor.cluster.engine import EngineAway, Fenced, Grant, NodeCard, Want
+from musterd.supervisor.cluster.gateway import Figures as GatewayFigures
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -21,7 +22,9 @@ from musterd.supervisor.cluster.sidecar_events import (
     NodeNotified,
     PoolsNotified,
 )
+from musterd.supervisor.cluster.translate import figures, notice
 from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.sockets.node import event_of, messages_of
 from simulation.profile import MS, SEC, US
 
@@ -45,6 +48,7 @@ class Sidecar:
         self._free_ns: dict[str, int] = {}  # when a thread has done its last call
         self._stopped_until_ns = 0
         self._woken_ns: int | None = None
+        self._counted: object = None
 
     @property
     def tenure(self) -> int:
@@ -87,7 +91,17 @@ class Sidecar:
                 self._call(action)
             elif isinstance(action, Tell):
                 self._say(event_of(action.message))
+            elif isinstance(action, Report):
+                self._say(event_of(notice(action)))
+        if isinstance(event, events.Ticked):
+            self._tell_figures()
         self._come_back()
+
+    def _tell_figures(self) -> None:
+        counted = figures(self._claimer.figures, GatewayFigures(), refusing=False)
+        if counted != self._counted:
+            self._counted = counted
+            self._say(event_of(counted))
 
     def _come_back(self) -> None:
         due_ns = self._claimer.next_deadline()
