@@ -558,6 +558,7 @@ class Claims:
             self._note(key, end)
 
     def _note(self, key: str, end: AttemptEnd) -> None:
+        self.awake = True
         self._unconfirmed[key] = end
         self._unconfirmed_bytes += end.size + END_BYTES
         self._ends.append(end)
