@@ -627,7 +627,13 @@ class ClusterWorld:
     def exited(self, node: Node) -> None:
         if node.sidecar is not None:
             if self.is_calm:
-                mine = [t for t in self.engine.board.claimed() if t.tenure == node.sidecar.tenure]
+                # What was granted in a lost answer goes back when the node leaves.
+                mine = [
+                    task
+                    for task in self.engine.board.claimed()
+                    if task.tenure == node.sidecar.tenure
+                    and (task.spec.id, task.claim) in node.granted
+                ]
                 assert not mine, f"{node.name} leaves claims behind: {mine}"
             node.sidecar.leave()
         node.die(self.delay(5 * MS, 500 * MS))
