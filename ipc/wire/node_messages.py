@@ -29,6 +29,7 @@ from musterd.ipc.wire.messages import (
     Number,
     TaskDeclaration,
     TaskSpec,
+    TaskView,
     Word,
 )
 
@@ -41,6 +42,7 @@ NODES_MAX = 1000  # that a look at the cluster tells; more than one database ser
 COUNTS_MAX = 4000  # queues that a look tells, by pool, level and state
 BUCKETS_MAX = 65  # of a duration: as in core/model/counters.py
 NOTICE_CHARS_MAX = 1000
+FOUND_MAX = 1000  # tasks in an answer to people
 
 Count = Annotated[int, Meta(ge=0, le=WANT_MAX)]
 EndKind = Literal["succeeded", "failed", "untouched", "interrupted", "crashed"]
@@ -212,6 +214,15 @@ class Seen(Struct, array_like=True, tag="seen", frozen=True):
     nodes: Annotated[tuple[NodeSeen, ...], Meta(max_length=NODES_MAX)]
 
 
+class FoundTasks(Struct, array_like=True, tag="found", frozen=True):
+    """Answer a FindTasks. `worker` of a task is the node that has claimed it."""
+
+    request: Number
+    tasks: Annotated[list[TaskView], Meta(max_length=FOUND_MAX)] = []
+    more: bool = False  # there are more than were asked for
+    reason: Annotated[str, Meta(max_length=NOTICE_CHARS_MAX)] = ""  # why there is no answer
+
+
 SidecarMessage = (
     SidecarHello
     | Membership
@@ -222,6 +233,7 @@ SidecarMessage = (
     | Notice
     | Figures
     | Seen
+    | FoundTasks
 )
 
 # -- supervisor -> sidecar --------------------------------------------------------------------
@@ -292,7 +304,18 @@ class ProgressMarks(Struct, array_like=True, tag="progress", frozen=True):
     marks: Annotated[list[AttemptProgress], Meta(max_length=ATTEMPTS_MAX)]
 
 
-NodeMessage = Greeting | Holds | Pools | Want | Finish | Begun | ProgressMarks
+class FindTasks(Struct, array_like=True, tag="find", frozen=True):
+    """Look for tasks of the cluster, for people. With an `id`: for that one, with its arguments."""
+
+    request: Number
+    state: Annotated[str, Meta(max_length=20)] = ""
+    pool: Annotated[str, Meta(max_length=200)] = ""
+    node: Annotated[str, Meta(max_length=200)] = ""  # that has claimed them; "": any
+    limit: Annotated[int, Meta(ge=1, le=FOUND_MAX)] = 100
+    id: Annotated[str, Meta(max_length=200)] = ""
+
+
+NodeMessage = Greeting | Holds | Pools | Want | Finish | Begun | ProgressMarks | FindTasks
 
 
 def portions(ends: list[AttemptEnd]) -> Iterator[list[AttemptEnd]]:

@@ -16,6 +16,9 @@ MEMBER, DRAINING, JOINING, AWAY, FENCED, DOWN = (
     "down",
 )
 
+OLD_SECONDS = 30.0  # what was seen longer ago is told with its age
+REASON_CHARS_MAX = 200
+
 
 class ClusterNode(Struct, frozen=True, kw_only=True):
     """A node of the cluster, as the database knows it."""
@@ -77,43 +80,44 @@ class ClusterFigures(Struct, frozen=True, kw_only=True):
 
 def headline(cluster: ClusterStatus) -> str:
     """Return the one line about the cluster: what this node is in it, and what that means."""
-    name = f"node {cluster.node}"
-    parts = [f"{name}: {_meaning(cluster)}"]
-    alive = [each for each in cluster.nodes if each.state in ("alive", "draining")]
+    parts = [f"node {cluster.node}: {_meaning(cluster)}"]
+    alive = sum(each.state in ("alive", "draining") for each in cluster.nodes)
     silent = [each.name for each in cluster.nodes if each.state == "silent"]
     if cluster.nodes:
-        parts.append(f"{len(alive)} node{'s' if len(alive) != 1 else ''} alive")
+        old = cluster.seen_seconds > OLD_SECONDS
+        ago = f" {cluster.seen_seconds:.0f} s ago" if old else ""
+        parts.append(f"{alive} node{'s' if alive != 1 else ''} alive{ago}")
     if silent:
         shown = ", ".join(silent[:3]) + (" ..." if len(silent) > 3 else "")
         parts.append(f"silent: {shown}")
-    queued = sum(each.tasks for each in cluster.queue if each.state == "queued")
     if cluster.seen_seconds >= 0:
+        queued = sum(each.tasks for each in cluster.queue if each.state == "queued")
         parts.append(f"{queued} queued")
     if cluster.stalled:
         parts.append("vacuum is stalled by an old transaction")
-    return ", ".join(parts)
+    why = f" ({cluster.reason[:REASON_CHARS_MAX]})" if cluster.reason else ""
+    return ", ".join(parts) + why
 
 
 def _meaning(cluster: ClusterStatus) -> str:
-    away = f"{cluster.away_seconds:.0f} s"
-    left = f"{cluster.lease_seconds:.0f} s"
+    away = f"the database has not answered for {cluster.away_seconds:.0f} s"
+    left = f"lease {cluster.lease_seconds:.0f} s"
     kept = f"{cluster.attempts} tasks run on"
     if cluster.unconfirmed:
         kept += f", {cluster.unconfirmed} results are kept"
-    why = f" ({cluster.reason})" if cluster.reason else ""
     match cluster.state:
         case "member":
-            return f"member, lease {left}"
+            return f"member, {left}"
         case "draining":
-            return f"member, drained: it gets no more tasks (musterctl cluster drain); {kept}"
+            return f"member, drained: it gets no more tasks, {kept}"
         case "joining":
             return "joining: clients wait"
         case "away":
             refused = ", submits are refused" if cluster.unreachable else ""
-            return f"the database has not answered for {away}{why}: lease {left}, {kept}{refused}"
+            return f"{away}: {left}, {kept}{refused}"
         case "lease over":
             return (
-                f"the lease is over, the database has not answered for {away}{why}: nothing begins "
-                f"here, {kept} and may be run elsewhere too, submits are refused"
+                f"{away}, its lease is over: nothing begins here, {kept} and may run elsewhere "
+                f"too, submits are refused"
             )
-    return f"the cluster sidecar is down{why}: clients wait, {kept}"
+    return f"the cluster sidecar is down: clients wait, {kept}"

@@ -205,6 +205,7 @@ class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     attempt: int = 0
     crashes: int = 0
     worker: str = ""
+    node: str = ""  # of a cluster: the machine that has claimed it
     submitted_at: float = 0.0
     finished_at: float = 0.0
     run_seconds: float = 0.0

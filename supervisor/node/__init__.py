@@ -1,7 +1,8 @@
 """Run the cluster sidecar of a node: clients on one side, the supervisor on another, the engine.
 
 `process` is the loop around two pure parts (cluster/gateway.py, cluster/claimer.py), `engines` the
-threads that call PostgreSQL, `lookups` the results that clients are owed.
+threads that call PostgreSQL, `lookups` the results that clients are owed, `finds` what people look
+for.
 
 May import: cluster, config, core.model, core.tasks, ipc.errors, ipc.secrets, ipc.wire, settings,
 sockets, system.

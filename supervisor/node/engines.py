@@ -35,7 +35,7 @@ THREADS = {
     **dict.fromkeys(("join", "rejoin", "release", "beat", "leave"), MEMBER),
     "claim": CLAIMS,
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
-    **dict.fromkeys(("tick", "reap", "retain", "statistics"), TIME),
+    **dict.fromkeys(("tick", "reap", "retain", "statistics", "find"), TIME),
 }
 LISTEN_SECONDS = 1.0  # between two looks at what is to be listened to
 RECONNECT_SECONDS = 1.0

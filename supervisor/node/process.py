@@ -31,6 +31,8 @@ from musterd.ipc.wire.node_codec import decode_node
 from musterd.ipc.wire.node_messages import (
     NODE_PROTOCOL,
     Figures,
+    FindTasks,
+    FoundTasks,
     Notice,
     Pools,
     SidecarHello,
@@ -55,6 +57,7 @@ from musterd.supervisor.cluster.translate import figures, notice
 from musterd.supervisor.config.redact import Redaction
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.node.engines import Engines, Job, Listener
+from musterd.supervisor.node.finds import find_tasks
 from musterd.supervisor.node.lookups import Lookups
 from musterd.supervisor.settings.node import NodeSettings
 from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
@@ -219,7 +222,10 @@ class Sidecar:
                 if isinstance(message, Pools):
                     for card in message.cards:
                         self._declarations.declare(card.name, card.tasks)
-                self._feed_claimer(message)
+                if isinstance(message, FindTasks):
+                    find_tasks(self._engines, message, self._mention)
+                else:
+                    self._feed_claimer(message)
         except OSError:
             raise Ended from None  # the daemon has ended, or another sidecar takes our place
         except ProtocolError as error:
@@ -333,7 +339,7 @@ class Sidecar:
             self._counted = counted
             self._mention(counted)
 
-    def _mention(self, message: Notice | Figures) -> None:
+    def _mention(self, message: Notice | Figures | FoundTasks) -> None:
         """Tell the daemon what nothing depends on, unless the daemon does not read."""
         if self._node.unsent_bytes < MENTION_UNSENT_BYTES:
             self._node.put(encode(message))

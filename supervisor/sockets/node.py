@@ -9,7 +9,11 @@ core has to tell is bounded there (core/tasks/claims.py), and the next sidecar i
 """
 
 import secrets
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
+
+import msgspec
 
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.codec import encode
@@ -21,7 +25,9 @@ from musterd.ipc.wire.node_messages import (
     CancelAttempts,
     Confirmed,
     Figures,
+    FindTasks,
     Finish,
+    FoundTasks,
     Granted,
     Greeting,
     Holds,
@@ -45,6 +51,11 @@ from musterd.supervisor.sockets.listen import listen
 
 BACKLOG = 16  # one sidecar, and one that takes its place
 QUEUE_MAX = 10_000  # messages kept for a sidecar that does not read
+FINDS_MAX = 16  # looks for tasks that people wait for
+NO_SIDECAR = "the cluster sidecar is not up: musterctl status says why"
+TOO_MANY = "too many look for tasks of the cluster at once: try again"
+
+Found = Callable[[FoundTasks], None]
 
 ClusterAction = (
     actions.GreetCluster | actions.ShowPools | actions.WantAttempts | actions.TellCluster
@@ -67,6 +78,8 @@ class NodePort:
         self._peer = 0  # the connection of the sidecar, 0 for none
         self._complained = 0  # the connection whose first malformed message was logged
         self._found: list[object] = []
+        self._finds: dict[int, Found] = {}  # by request: who waits for the answer
+        self._requests = count(1)
 
     def new_token(self) -> str:
         """Return the token for the next sidecar; one given before is not accepted any more."""
@@ -77,7 +90,9 @@ class NodePort:
         """Return what came in, as events."""
         for peer, frame in self._router.receive():
             try:
-                self._found.append(self._understand(peer, frame))
+                event = self._understand(peer, frame)
+                if event is not None:
+                    self._found.append(event)
             except ProtocolError as error:
                 self._complain(peer, str(error))
         found, self._found = self._found, []
@@ -91,6 +106,9 @@ class NodePort:
             return self._greet(peer, message)
         if peer != self._peer:
             raise ProtocolError("a message before the hello")
+        if type(message) is FoundTasks:
+            self._answer(message)
+            return None
         return event_of(message)
 
     def _greet(self, peer: int, hello: SidecarHello) -> events.ClusterConnected:
@@ -112,6 +130,8 @@ class NodePort:
         if peer == self._peer:
             self._peer = 0
             self._found.append(events.ClusterDisconnected())
+            for request in list(self._finds):
+                self._answer(FoundTasks(request, reason=NO_SIDECAR))
 
     def _complain(self, peer: int, what: str) -> None:
         if not peer:
@@ -122,13 +142,32 @@ class NodePort:
             self._complained = peer
             log.note("cluster.malformed", "warning", reason=what, peer=peer)
 
+    # -- for people ---------------------------------------------------------------------------
+
+    def find(self, wanted: FindTasks, found: Found) -> None:
+        """Look for tasks of the cluster; `found` is called once, maybe at once."""
+        if not self._peer or len(self._finds) >= FINDS_MAX:
+            found(FoundTasks(0, reason=TOO_MANY if self._peer else NO_SIDECAR))
+            return
+        request = next(self._requests)
+        self._finds[request] = found
+        self._send(msgspec.structs.replace(wanted, request=request))
+
+    def _answer(self, message: FoundTasks) -> None:
+        found = self._finds.pop(message.request, None)
+        if found is not None:
+            found(message)
+
     # -- to the sidecar -----------------------------------------------------------------------
 
     def perform(self, action: ClusterAction) -> None:
         for message in messages_of(action):
-            peer = self._peer
-            if peer and not self._router.send(peer, encode(message)):
-                self._router.put_out(peer, "the cluster sidecar does not read")
+            self._send(message)
+
+    def _send(self, message: NodeMessage) -> None:
+        peer = self._peer
+        if peer and not self._router.send(peer, encode(message)):
+            self._router.put_out(peer, "the cluster sidecar does not read")
 
 
 def messages_of(action: ClusterAction) -> list[NodeMessage]:
@@ -168,8 +207,8 @@ def event_of(message: SidecarMessage) -> object:
             return events.AttemptsLost(held)
         case Notice() | Figures() | Seen():
             return _told(message)
-        case SidecarHello():
-            raise ProtocolError("a second hello")
+        case SidecarHello() | FoundTasks():
+            raise ProtocolError("a second hello, or an answer")
 
 
 def _told(message: Notice | Figures | Seen) -> object:

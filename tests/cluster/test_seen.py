@@ -2,10 +2,12 @@
 
 import http.client
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 from postgres import Cluster, Server, servers
@@ -20,6 +22,7 @@ from support.waiting import wait_for
 
 # Prints what it is told as a line of a file.
 COURIER = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read().strip() + '\\n')"
+ALL_RUN = [("running", 4)]
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -49,19 +52,31 @@ def cluster_of(muster: Muster) -> ClusterStatus:
 
 
 def scraped(muster: Muster) -> Samples:
-    web = muster.status().web
-    assert web is not None
-    connection = http.client.HTTPConnection(web.address.removeprefix("http://"), timeout=60)
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    finally:
-        connection.close()
+    text = fetched(muster, "/metrics")
     return {
         (each.name, tuple(sorted(each.labels.items()))): each.value
         for family in parse(text)
         for each in family.samples
     }
+
+
+def asked(muster: Muster, **query: str) -> Any:
+    """Return the tasks that the dashboard would show."""
+    return fetched(muster, f"/api/tasks?{urlencode(query)}")
+
+
+def fetched(muster: Muster, path: str) -> Any:
+    web = muster.status().web
+    assert web is not None
+    connection = http.client.HTTPConnection(web.address.removeprefix("http://"), timeout=60)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        assert answer.status == 200, text
+        return json.loads(text) if path.startswith("/api") else text
+    finally:
+        connection.close()
 
 
 def value(samples: Samples, name: str, **labels: str) -> float:
@@ -172,6 +187,83 @@ def test_an_outage_is_one_alert_with_an_end_and_the_status_says_what_it_means(
     finally:
         node.stop()
     assert "hunter2" not in node.log() + told.read_text()
+
+
+def test_tasks_of_all_nodes_are_found_from_each_of_them(database: Cluster, tmp_path: Path) -> None:
+    database.reset()
+    web = {"http__listen": "127.0.0.1:0"}
+    nodes = [make(database, tmp_path, name, **web).start() for name in ("shed", "barn")]
+    shed = nodes[0]
+    try:
+        with shed.client() as client:
+            handles = [client.submit("jobs.slow", {"seconds": 600}) for _ in range(4)]
+            client.flush()
+
+            def running(**query: str) -> dict[str, str]:
+                return {
+                    row["id"]: row["node"] for row in asked(shed, state="running", **query)["rows"]
+                }
+
+            wait_for(
+                "all run", lambda: [(q.state, q.tasks) for q in cluster_of(shed).queue] == ALL_RUN
+            )
+            everywhere = running(node="*")
+            assert everywhere.keys() == {handle.id for handle in handles}
+            assert sorted(everywhere.values()) == ["barn", "barn", "shed", "shed"]
+            there = running(node="barn")
+            assert there == {id_: node for id_, node in everywhere.items() if node == "barn"}
+            assert running(node="barn", pool="other") == {}
+            one = shed.ask(rpc.GetClusterTask(id=next(iter(there))))
+            assert (one["node"], one["args"]) == ("barn", {"seconds": 600})
+            with pytest.raises(rpc.RpcError, match="no such task"):
+                shed.ask(rpc.GetClusterTask(id="nothing"))
+            for handle in handles:
+                handle.cancel()
+    finally:
+        for node in nodes:
+            node.stop()
+
+
+@pytest.mark.long
+def test_the_dashboard_shows_all_nodes_and_the_tasks_of_one(
+    database: Cluster, tmp_path: Path
+) -> None:
+    from playwright.sync_api import expect, sync_playwright
+
+    database.reset()
+    web = {"http__listen": "127.0.0.1:0"}
+    nodes = [make(database, tmp_path, name, **web).start() for name in ("shed", "barn")]
+    status = nodes[0].status()
+    assert status.web is not None
+    problems: list[str] = []
+    try:
+        with nodes[0].client() as client, sync_playwright() as playwright:
+            handles = [client.submit("jobs.slow", {"seconds": 600}) for _ in range(4)]
+            client.flush()
+            browser = playwright.chromium.launch(
+                executable_path=os.environ.get("MUSTERD_CHROMIUM", "/usr/bin/chromium")
+            )
+            expect.set_options(timeout=60_000)
+            page = browser.new_page()
+            page.on("pageerror", lambda error: problems.append(str(error)))
+            page.goto(status.web.address)
+            expect(page.locator("#nodes tbody tr")).to_have_count(2)
+            expect(page.locator("#cluster-here")).to_contain_text("member shed")
+            expect(page.locator("#cluster-queue tbody tr td").last).to_have_text("4")
+            page.select_option("#task-state", "running")
+            expect(page.locator("#tasks tbody tr")).to_have_count(4)
+            page.select_option("#task-node", "barn")
+            expect(page.locator("#tasks tbody tr")).to_have_count(2)
+            expect(page.locator("#tasks tbody tr").first).to_contain_text("on barn")
+            page.locator("#tasks tbody tr").first.click()
+            expect(page.locator("#detail-body")).to_contain_text("barn")
+            browser.close()
+            for handle in handles:
+                handle.cancel()
+    finally:
+        for node in nodes:
+            node.stop()
+    assert problems == []
 
 
 @pytest.mark.long

@@ -13,14 +13,14 @@ def status(state: str = "member", **fields: Any) -> ClusterStatus:
     return ClusterStatus(**{"node": "shed", "state": state, "lease_seconds": 21.4, **fields})
 
 
-def seen(*states: str, **fields: Any) -> ClusterStatus:
+def seen(*states: str, seen_at: float = 3.0, **fields: Any) -> ClusterStatus:
     nodes = [ClusterNode(name=f"n{n}", state=state) for n, state in enumerate(states)]
     queue = [
         ClusterQueue(pool="p", priority="high", state="queued", tasks=4),
         ClusterQueue(pool="p", priority="low", state="queued", tasks=3),
         ClusterQueue(pool="p", priority="low", state="running", tasks=9),
     ]
-    return status(seen_seconds=3.0, nodes=nodes, queue=queue, **fields)
+    return status(seen_seconds=seen_at, nodes=nodes, queue=queue, **fields)
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,15 @@ def seen(*states: str, **fields: Any) -> ClusterStatus:
             seen("alive", "draining", "silent", "gone"),
             "node shed: member, lease 21 s, 2 nodes alive, silent: n2, 7 queued",
         ),
+        (
+            seen("alive", seen_at=95.2),
+            "node shed: member, lease 21 s, 1 node alive 95 s ago, 7 queued",
+        ),
         (status("joining"), "node shed: joining: clients wait"),
         (
             status("away", away_seconds=3.2, attempts=2, reason="connection refused"),
-            "node shed: the database has not answered for 3 s (connection refused): lease 21 s, "
-            "2 tasks run on",
+            "node shed: the database has not answered for 3 s: lease 21 s, 2 tasks run on "
+            "(connection refused)",
         ),
         (
             status("away", away_seconds=9, unreachable=True, unconfirmed=5),
@@ -44,12 +48,12 @@ def seen(*states: str, **fields: Any) -> ClusterStatus:
         ),
         (
             status("lease over", away_seconds=90, attempts=1),
-            "node shed: the lease is over, the database has not answered for 90 s: nothing begins "
-            "here, 1 tasks run on and may be run elsewhere too, submits are refused",
+            "node shed: the database has not answered for 90 s, its lease is over: nothing begins "
+            "here, 1 tasks run on and may run elsewhere too, submits are refused",
         ),
         (
             status("down", reason="it was killed"),
-            "node shed: the cluster sidecar is down (it was killed): clients wait, 0 tasks run on",
+            "node shed: the cluster sidecar is down: clients wait, 0 tasks run on (it was killed)",
         ),
     ],
 )
