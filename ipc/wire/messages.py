@@ -439,6 +439,7 @@ class LoadState(Struct, array_like=True, tag="load", frozen=True):
 
     request: Number
     key: Key
+    lease: Number = 0  # whose handler asks
 
 
 class SaveState(Struct, array_like=True, tag="save", frozen=True, gc=False):
@@ -448,6 +449,7 @@ class SaveState(Struct, array_like=True, tag="save", frozen=True, gc=False):
     key: Key
     value: Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)] | None
     ttl_ns: Nanoseconds = 0  # 0: forever
+    lease: Number = 0  # whose handler asks
 
 
 class LockState(Struct, array_like=True, tag="lock", frozen=True):

@@ -12,7 +12,7 @@ waits, because a process was stopped, prolongs no lease.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol, TypeVar
 
 from msgspec import Meta, Struct
 
@@ -20,6 +20,7 @@ from musterd.ipc.wire.messages import (
     BATCH_BYTES_MAX,
     NOT_GIVEN,
     RESULT_BYTES_MAX,
+    STATE_BYTES_MAX,
     Failure,
     Id,
     Key,
@@ -43,9 +44,13 @@ COUNTS_MAX = 4000  # queues that a look tells, by pool, level and state
 BUCKETS_MAX = 65  # of a duration: as in core/model/counters.py
 NOTICE_CHARS_MAX = 1000
 FOUND_MAX = 1000  # tasks in an answer to people
+REQUESTS_MAX = 1000  # of handlers, in one message; the sender also cuts at BATCH_BYTES_MAX
 
 Count = Annotated[int, Meta(ge=0, le=WANT_MAX)]
 EndKind = Literal["succeeded", "failed", "untouched", "interrupted", "crashed"]
+LockWishKind = Literal["want", "pass", "leave"]
+StateValue = Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)] | None
+Remark = Annotated[str, Meta(max_length=1000)]  # for people
 
 
 class Held(Struct, array_like=True, frozen=True, gc=False):
@@ -223,6 +228,36 @@ class FoundTasks(Struct, array_like=True, tag="found", frozen=True):
     reason: Annotated[str, Meta(max_length=NOTICE_CHARS_MAX)] = ""  # why there is no answer
 
 
+class StateReply(Struct, array_like=True, frozen=True, gc=False):
+    number: Number
+    value: StateValue = None  # what was loaded
+    error: Remark = ""  # why there is none, or why it is not saved
+
+    @property
+    def size(self) -> int:
+        return len(self.value or b"")
+
+
+class StatesTold(Struct, array_like=True, tag="states", frozen=True, gc=False):
+    """What became of requests of handlers, after the commit."""
+
+    replies: Annotated[list[StateReply], Meta(max_length=REQUESTS_MAX)]
+
+
+class LockReply(Struct, array_like=True, frozen=True):
+    request: Number
+    name: Key
+    taken: bool
+    holder: Remark = ""  # who has it, if it was not taken
+
+
+class LocksTold(Struct, array_like=True, tag="locks", frozen=True):
+    """Answer wishes for locks: first whether the lock is ours, then when it is."""
+
+    tenure: Number
+    replies: Annotated[list[LockReply], Meta(max_length=REQUESTS_MAX)]
+
+
 SidecarMessage = (
     SidecarHello
     | Membership
@@ -234,6 +269,8 @@ SidecarMessage = (
     | Figures
     | Seen
     | FoundTasks
+    | StatesTold
+    | LocksTold
 )
 
 # -- supervisor -> sidecar --------------------------------------------------------------------
@@ -299,7 +336,7 @@ class AttemptProgress(Struct, array_like=True, frozen=True, gc=False):
 
 
 class ProgressMarks(Struct, array_like=True, tag="progress", frozen=True):
-    """How far attempts are: at most one mark a second of each."""
+    """How far attempts are; the newest mark of each counts."""
 
     marks: Annotated[list[AttemptProgress], Meta(max_length=ATTEMPTS_MAX)]
 
@@ -315,18 +352,75 @@ class FindTasks(Struct, array_like=True, tag="find", frozen=True):
     id: Annotated[str, Meta(max_length=200)] = ""
 
 
-NodeMessage = Greeting | Holds | Pools | Want | Finish | Begun | ProgressMarks | FindTasks
+class StateRequest(Struct, array_like=True, frozen=True, gc=False):
+    """A running handler loads a state, saves it, or clears it with None."""
+
+    number: Number
+    id: Id
+    claim: Number  # with the tenure it fences a save
+    key: Key
+    saves: bool = False
+    value: StateValue = None
+    ttl_ns: Nanoseconds = 0  # 0: for ever
+
+    @property
+    def size(self) -> int:
+        return len(self.value or b"")
 
 
-def portions(ends: list[AttemptEnd]) -> Iterator[list[AttemptEnd]]:
-    """Cut ends into messages of ATTEMPTS_MAX and, but for one large end, BATCH_BYTES_MAX."""
-    portion: list[AttemptEnd] = []
+class AskStates(Struct, array_like=True, tag="states", frozen=True, gc=False):
+    """Requests of handlers; each is answered in a StatesTold, unless its attempt has ended."""
+
+    asks: Annotated[list[StateRequest], Meta(max_length=REQUESTS_MAX)]
+
+
+class LockWish(Struct, array_like=True, frozen=True):
+    """What the node wants with a lock (cluster/engine.py:LockAsk); a newer wish replaces it."""
+
+    request: Number
+    name: Key
+    token: Number
+    kind: LockWishKind
+    holder: Remark = ""  # who wants it, for people
+
+
+class AskLocks(Struct, array_like=True, tag="locks", frozen=True):
+    tenure: Number  # wishes of another one mean nothing
+    wishes: Annotated[list[LockWish], Meta(max_length=REQUESTS_MAX)]
+
+
+NodeMessage = (
+    Greeting
+    | Holds
+    | Pools
+    | Want
+    | Finish
+    | Begun
+    | ProgressMarks
+    | AskStates
+    | AskLocks
+    | FindTasks
+)
+
+
+class _Sized(Protocol):
+    @property
+    def size(self) -> int:
+        """Return the bytes that dominate the message."""
+
+
+Part = TypeVar("Part", bound=_Sized)
+
+
+def portions(parts: list[Part]) -> Iterator[list[Part]]:
+    """Cut parts into messages of ATTEMPTS_MAX and, but for one large part, BATCH_BYTES_MAX."""
+    portion: list[Part] = []
     size = 0
-    for end in ends:
-        if portion and (len(portion) == ATTEMPTS_MAX or size + end.size > BATCH_BYTES_MAX):
+    for part in parts:
+        if portion and (len(portion) == ATTEMPTS_MAX or size + part.size > BATCH_BYTES_MAX):
             yield portion
             portion, size = [], 0
-        portion.append(end)
-        size += end.size
+        portion.append(part)
+        size += part.size
     if portion:
         yield portion

@@ -6,6 +6,7 @@ and runs them (ipc/wire/node_messages.py); on the other the engine.
     membership   join ─► beat, beat, ...; a beat brings cancels, and the epoch of the server
     claims       at once when something is wanted and may be there; up to CLAIM_MAX together
     ends         in batches, until the engine has heard of them; `begun` and progress behind them
+    handlers     their states and locks (handler_calls.py)
     time         tick, reap and retain: every node does it, and one of them is enough
 
 A sidecar that takes over goes on with the tenure of the one before. What is held is known from the
@@ -28,6 +29,8 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.calls import Lane
+from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
+from musterd.supervisor.cluster.rounds import Rounds
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -50,18 +53,11 @@ FINISH_MAX = 100  # ends of one call ...
 FINISH_BYTES = 4 * 1024 * 1024  # ... and their bytes; a single larger end goes alone
 BEAT_NS = 5 * SECOND_NS  # at most between two heartbeats; less with a short lease
 CLAIM_POLL_NS = SECOND_NS  # behind NOTIFY, which may be lost
-TICK_NS = SECOND_NS // 2
-REAP_NS = 2 * SECOND_NS
-RETAIN_NS = 600 * SECOND_NS  # partitions for ended tasks are made hours ahead
 DAY_NS = 86_400 * SECOND_NS
 MARKS_NS = SECOND_NS  # between two reports of progress
 BEGUN_NS = SECOND_NS // 5  # begun attempts are told together
-LOOK_NS = 12 * SECOND_NS  # between two looks at the whole cluster ...
-LOOK_AGE_NS = 10 * SECOND_NS  # ... of which one node in turn makes one in this time
 
 RESULTS = ("succeeded", "failed")  # kinds of ends that somebody has worked for
-
-Pair = tuple[str, int]  # the id of a task, and the claim
 
 
 class Tell(Struct, frozen=True):
@@ -85,7 +81,6 @@ class Claimer:
     def __init__(self, card: engine.NodeCard, rng: Random, keep_ns: int = DAY_NS) -> None:
         """`card` is without pools: the supervisor tells them. `keep_ns`: how long results stay."""
         self._card = card
-        self._keep_ns = keep_ns
         self._rng = rng
         self._now_ns = 0
         self._out: list[Action] = []
@@ -120,11 +115,14 @@ class Claimer:
         self._begun: dict[Pair, None] = {}
         self._begun_at_ns = 0
         self._marks: dict[str, wire.AttemptProgress] = {}
+        self._marking: dict[str, wire.AttemptProgress] = {}  # in the call under way
         self._marks_at_ns = 0
-        self._tick_at_ns = self._reap_at_ns = self._retain_at_ns = self._look_at_ns = 0
+        self._handlers = HandlerCalls(card.name, rng)
+        self._rounds = Rounds(keep_ns, rng)
         # Calls, each with what becomes of its answer.
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
         self._notes, self._time = Lane(), Lane()
+        self._states, self._locks = Lane(), Lane()
         self._answers: dict[int, Callable[[object], None]] = {}
 
     def handle(self, now_ns: int, event: object) -> list[Action]:
@@ -138,6 +136,7 @@ class Claimer:
                 self._woken = self._woken or any(pool in self._wants for pool in pools)
             case NodeNotified():
                 self._beat_at_ns = now_ns
+                self._handlers.look_again(now_ns)
             case Leave():
                 self._leaving = True
                 if not self.tenure:
@@ -172,12 +171,18 @@ class Claimer:
                 self._hold(wire.Held(end.id, end.claim) for end in ends)
                 self._ends.extend(ends)
                 self._unheard -= len(ends)
+                for end in ends:
+                    self._handlers.forget((end.id, end.claim))
             case wire.Begun(held):
                 self._begun.update({(each.id, each.claim): None for each in held})
             case wire.ProgressMarks(marks):
                 self._marks.update({mark.id: mark for mark in marks})
+            case wire.AskStates(asks):
+                self._handlers.ask_states(asks, self._held)
             case _:
-                raise AssertionError(f"{message} means nothing here")
+                assert isinstance(message, wire.AskLocks), f"{message} means nothing here"
+                if message.tenure == self.tenure:
+                    self._handlers.ask_locks(message.wishes)
 
     def next_deadline(self) -> int | None:
         """Return when to come back with Ticked, if nothing happens before."""
@@ -196,6 +201,7 @@ class Claimer:
         assert bool(self._finishing) == bool(self._finishes.ticket)
         pending = {(end.id, end.claim) for end in (*self._ends, *self._finishing)}
         assert not self.tenure or pending <= self._held.keys()
+        self._handlers.validate()
 
     # -- calls --------------------------------------------------------------------------------
 
@@ -216,10 +222,14 @@ class Claimer:
             yield self._notes, self._marks_at_ns, self._tell_progress
         if self._leaving:
             return
+        if self._handlers.has_states:
+            yield self._states, 0, self._ask_states
+        lock_at_ns = self._handlers.lock_call_at()
+        if lock_at_ns is not None:
+            yield self._locks, lock_at_ns, self._ask_locks
         if self._may_claim and self._next_wants():
             yield self._claims, 0 if self._woken else self._claim_at_ns, self._claim
-        due_ns = min(self._tick_at_ns, self._reap_at_ns, self._look_at_ns)
-        yield self._time, due_ns, self._pass_time
+        yield self._time, self._rounds.due_ns, self._pass_time
 
     def _member_call(self) -> tuple[Lane, int, Callable[[], None]]:
         member, idle = self._member, not self._claims.ticket
@@ -247,7 +257,8 @@ class Claimer:
         self._out.append(Call(self._ticket, method, arguments))
 
     def _lane_of(self, ticket: int) -> Lane | None:
-        lanes = (self._member, self._claims, self._finishes, self._notes, self._time)
+        lanes = (self._member, self._claims, self._finishes, self._notes, self._time,
+                 self._states, self._locks)  # fmt: skip
         return next((lane for lane in lanes if lane.ticket == ticket), None)
 
     def _answered(self, ticket: int, result: object) -> None:
@@ -270,6 +281,13 @@ class Claimer:
                 self._repeated = max(self._repeated, len(self._finishing))
             self._ends.extendleft(reversed(self._finishing))
             self._finishing = []
+        elif lane is self._notes:
+            self._mark_again(self._marking)
+        elif lane is self._states:
+            for told in self._handlers.states_failed(event.reason, refused=event.refused):
+                self._tell(told)
+        elif lane is self._locks:
+            self._handlers.locks_failed()
         if event.fenced:
             self._lose_all(event.reason)
         elif event.refused:
@@ -299,7 +317,7 @@ class Claimer:
         assert isinstance(result, engine.Joined)
         self.tenure, self._epoch, self._server = result.tenure, result.epoch, result.epoch
         self.figures.policy = result.policy
-        self._look_at_ns = self._now_ns
+        self._rounds.look_soon()
         self._unsure = False
         self._claim_at_ns = self._now_ns
         self._is_alive()
@@ -370,6 +388,8 @@ class Claimer:
         self._finishing, self._repeated = [], 0
         # What is under way belongs to the tenure that is over: its answers mean nothing.
         self._member, self._claims, self._finishes, self._notes = Lane(), Lane(), Lane(), Lane()
+        self._states, self._locks = Lane(), Lane()
+        self._handlers.reset()
         self.tenure, self._epoch, self._server, self._declared = 0, "", "", None
         self._begun, self._marks = {}, {}
         self._unsure = False
@@ -407,6 +427,8 @@ class Claimer:
             self._cancelled.pop(pair, None)
             self._begun.pop(pair, None)
             self._marks.pop(pair[0], None)
+            self._marking.pop(pair[0], None)
+            self._handlers.forget(pair)
 
     def _confirm(self, ends: list[wire.AttemptEnd]) -> None:
         pairs = [(end.id, end.claim) for end in ends]
@@ -502,28 +524,50 @@ class Claimer:
 
     def _tell_progress(self) -> None:
         self._marks_at_ns = self._now_ns + MARKS_NS
-        marks = [engine.ProgressMark(*structs.astuple(each)) for each in self._marks.values()]
-        self._marks = {}
-        self._call(self._notes, _nothing, "progress", self.tenure, marks)
+        self._marking, self._marks = self._marks, {}
+        marks = [engine.ProgressMark(*structs.astuple(each)) for each in self._marking.values()]
+        self._call(self._notes, self._marked, "progress", self.tenure, marks)
+
+    def _marked(self, result: object) -> None:
+        assert isinstance(result, list)
+        self._mark_again({id_: self._marking[id_] for id_ in result if id_ in self._marking})
+
+    def _mark_again(self, marks: dict[str, wire.AttemptProgress]) -> None:
+        """Tell again what came too early, or failed; what is newer wins."""
+        self._marks = {**marks, **self._marks}
+        self._marking = {}
+
+    # -- handlers -----------------------------------------------------------------------------
+
+    def _ask_states(self) -> None:
+        asks = self._handlers.next_states()
+        self._call(self._states, self._states_answered, "states", self.tenure, asks)
+
+    def _states_answered(self, result: object) -> None:
+        assert isinstance(result, list)
+        told, unknown = self._handlers.states_answered(result)
+        for each in told:
+            self._tell(each)
+        if unknown:  # the server may have crashed: a beat finds out
+            self._beat_at_ns = self._now_ns
+            self._states.failed(self._now_ns, self._rng)
+
+    def _ask_locks(self) -> None:
+        asks = self._handlers.next_locks(self._now_ns)
+        self._call(self._locks, self._locks_answered, "locks", self.tenure, asks)
+
+    def _locks_answered(self, result: object) -> None:
+        assert isinstance(result, list)
+        replies = self._handlers.locks_answered(result)
+        if replies:
+            self._tell(wire.LocksTold(self.tenure, replies))
 
     # -- time ---------------------------------------------------------------------------------
 
     def _pass_time(self) -> None:
-        if self._now_ns >= self._reap_at_ns:
-            self._reap_at_ns = self._later(REAP_NS)
-            self._call(self._time, self._reaped, "reap")
-        elif self._now_ns >= self._retain_at_ns:
-            self._retain_at_ns = self._later(RETAIN_NS)
-            self._call(self._time, _nothing, "retain", self._keep_ns)
-        elif self._now_ns >= self._look_at_ns:
-            self._look_at_ns = self._later(LOOK_NS)
-            self._call(self._time, self._looked, "statistics", LOOK_AGE_NS)
-        else:
-            self._tick_at_ns = self._later(TICK_NS)
-            self._call(self._time, _nothing, "tick")
-
-    def _later(self, about_ns: int) -> int:
-        return self._now_ns + round(about_ns * self._rng.uniform(0.8, 1.2))
+        method, arguments = self._rounds.turn(self._now_ns)
+        answers = {"reap": self._reaped, "statistics": self._looked}
+        self._call(self._time, answers.get(method, _nothing), method, *arguments)
 
     def _reaped(self, result: object) -> None:
         assert isinstance(result, list)

@@ -40,10 +40,11 @@ SIGNATURES = {
     "join_1": "text text bigint text bytea text[] int[] bigint[] int[] bigint[] bigint[] text[] "
     "text[] bigint[] bigint[]",
     "leave_1": "int",
-    "lock_release_1": "text bigint",
-    "lock_take_1": "text text bigint bigint",
+    "lock_wake_1": "int[]",
+    "locks_1": "int text[] bigint[] smallint[] text[]",
     "look_up_1": "text[]",
     "fetch_1": "text[] bigint",
+    "marks_1": "bigint bigint",
     "nodes_1": "",
     "policy_1": "",
     "progress_1": "int text[] real[] text[]",
@@ -57,6 +58,7 @@ SIGNATURES = {
     "sites_1": "",
     "state_load_1": "text",
     "state_save_1": "text bytea bigint",
+    "states_1": "int text[] bigint[] text[] bool[] bytea[] bigint[]",
     "statistics_1": "bigint",
     "submit_1": "text[] text[] bytea[] smallint[] text[] text[] bigint[] int[] bigint[] bigint[] "
     "bigint[] bigint[] bytea[] text[] text[] text[] bigint bool",

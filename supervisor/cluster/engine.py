@@ -48,6 +48,7 @@ HISTORY_MAX = 10  # failed attempts that a task remembers
 GOOD_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # a site that was shut for longer has changed
 QUEUE_FULL_RETRY_NS = SECOND_NS  # how full a queue is, is counted once a second
 PROGRESS_GAP_NS = SECOND_NS  # between two reports of one task
+MARKS_MAX = 10_000  # reports of progress in one answer
 
 
 class EngineError(MusterdError):
@@ -221,6 +222,7 @@ class Fetched(Struct, frozen=True):
     absent: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()  # these have ended, and their results were too much at once
     next_bytes: int = 0  # size of the first result that was not read
+    marks: tuple["ProgressMark", ...] = ()  # of those that are alive and have said how far they are
 
 
 class TaskFilter(Struct, frozen=True):
@@ -297,6 +299,38 @@ class DueSchedule(Struct, frozen=True):
     now_ns: int  # wall-clock time of the engine
     memory: bytes
     alive: str  # id of the newest run, if that has not ended
+
+
+class StateAsk(Struct, frozen=True):
+    """A state that an attempt loads, saves, or clears with None."""
+
+    id: str
+    claim: int
+    key: str
+    saves: bool = False
+    value: bytes | None = None
+    ttl_ns: int = 0  # 0: for ever
+
+
+class StateView(Struct, frozen=True):
+    """The answer to a StateAsk."""
+
+    held: bool = True  # False: the node does not have that claim, and nothing was saved
+    value: bytes | None = None  # what was loaded
+
+
+class LockAsk(Struct, frozen=True):
+    """What a node wants with a lock. It is one holder, whatever goes on on the node: `token`.
+
+    want    have it, or wait for it
+    pass    have it after all others that wait now; keep it if there are none
+    leave   give it back, or wait no longer
+    """
+
+    name: str
+    token: int
+    kind: Literal["want", "pass", "leave"]
+    holder: str = ""  # for people
 
 
 class LockView(Struct, frozen=True):
@@ -434,13 +468,26 @@ class Engine(Protocol):
     ) -> None: ...
 
     # -- handlers
+    def states(self, tenure: int, asks: Sequence[StateAsk]) -> list[StateView]:
+        """Load and save states of attempts, as if one after the other.
+
+        A save counts only while the node has the claim: the attempt that follows on another node
+        never finds what its predecessor saves too late.
+        """
+
+    def locks(self, tenure: int, asks: Sequence[LockAsk]) -> list[LockView]:
+        """Take locks, wait for them in the order of the calls, and give them back.
+
+        A lock ends with the tenure of its node at the latest.
+        """
+
     def state_load(self, key: str) -> bytes | None: ...
     def state_save(self, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None: ...
-    def lock_take(self, name: str, holder: str, token: int, lease_ns: int) -> LockView:
-        """Take a lock for a time, or take it longer; the token says who it is."""
+    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> list[str]:
+        """Note how far attempts are; return those that were not noted, because it is too early."""
 
-    def lock_release(self, name: str, token: int) -> None: ...
-    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> None: ...
+    def marks(self, waiter: int, age_ns: int) -> list[ProgressMark]:
+        """Return how far the tasks of a waiter are that have said so within this time."""
 
     # -- schedules
     def due(self) -> list[DueSchedule]: ...

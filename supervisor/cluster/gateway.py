@@ -17,6 +17,10 @@ them have ended since the call before (`ended`), at each NOTIFY, and every POLL_
 other call is made before the first answer: from then on no end is missed. Tasks that others
 submitted are looked at in turn. After an outage everything that is watched is looked at once.
 
+*Progress* is told at most once a second. That of tasks with this node's waiter is asked for as long
+as anything is watched; that of other tasks, and what late watchers have missed, comes with the
+looks at them.
+
 *Outages.* A call that failed is made again, as a resend: it may have happened. After AWAY_NS, new
 submits are refused (QueueFull). What was sent to the engine stays unanswered, because nobody knows
 whether it is accepted.
@@ -29,9 +33,31 @@ from random import Random
 from msgspec import Struct
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import QUEUE_FULL, Change, Outcome, Rejection, TaskSpec
+from musterd.ipc.wire.messages import (
+    QUEUE_FULL,
+    Change,
+    Outcome,
+    ProgressNote,
+    Rejection,
+)
 from musterd.supervisor.cluster.calls import Lane
-from musterd.supervisor.cluster.engine import BATCH_MAX, ChangeNote, Ended, Fetched, Verdict
+from musterd.supervisor.cluster.client_requests import (
+    REQUEST_BYTES,
+    Cancel,
+    Invalidate,
+    Request,
+    Submit,
+    go_together,
+    weight_of,
+)
+from musterd.supervisor.cluster.engine import (
+    BATCH_MAX,
+    ChangeNote,
+    Ended,
+    Fetched,
+    ProgressMark,
+    Verdict,
+)
 from musterd.supervisor.cluster.sidecar_events import (
     Action,
     Call,
@@ -50,11 +76,14 @@ IDLE_POLL_NS = 30 * SECOND_NS  # while nobody waits: what ended meanwhile stays 
 AWAY_NS = 5 * SECOND_NS  # an engine that answers later is away: new submits are refused
 RETRY_AFTER_NS = 5 * SECOND_NS  # what refused clients are told
 CHANGES_NS = SECOND_NS  # between two looks at the changes of schedules
+MARKS_NS = SECOND_NS  # between two looks at the progress of tasks
+# A mark is seen at its commit, which is later than its time. What is older is known from a look at
+# the task itself.
+MARKS_SLACK_NS, MARKS_AGE_MAX_NS = 2 * SECOND_NS, 60 * SECOND_NS
 BATCH_BYTES = 4 * 1024 * 1024  # of one call; a single larger submit goes alone
 QUEUED_BYTES_MAX = 64 * 1024 * 1024  # of requests that wait for the engine
 QUEUED_MAX = 100_000  # requests that wait
 WATCHES_MAX = 1_000_000  # pairs of a client and a task that it waits for
-REQUEST_BYTES = 200  # of a request beside its arguments
 
 AWAY = "the cluster's database does not answer; the task was not accepted"
 FULL = "too much waits for the cluster's database; the task was not accepted"
@@ -62,35 +91,6 @@ CROWDED = f"the clients of this node wait for {WATCHES_MAX} tasks; the task was 
 REFUSED = "the cluster's database refused the task"
 GONE = "its client is gone"
 TOO_MANY = "too much waits for the cluster's database"
-
-
-# -- requests that wait for the engine --------------------------------------------------------
-
-
-class _Submit(Struct, eq=False):
-    peer: bytes
-    request: int
-    tasks: list[TaskSpec]
-    rejected: list[Rejection]
-    resend: bool
-    bytes: int
-    alone: bool = False  # the engine refused a batch that it was part of
-
-
-class _Cancel(Struct, eq=False):
-    peer: bytes
-    request: int
-    ids: list[str]
-    bytes: int
-
-
-class _Invalidate(Struct, eq=False):
-    key: str
-    prefix: bool
-    bytes: int = REQUEST_BYTES
-
-
-_Request = _Submit | _Cancel | _Invalidate
 
 
 class Figures(Struct):
@@ -114,9 +114,9 @@ class Gateway:
         self.away_since_ns: int | None = None
         self.refusing = False  # the engine has been away for AWAY_NS
         # Requests, and those that are in the call under way.
-        self._queue: deque[_Request] = deque()
+        self._queue: deque[Request] = deque()
         self._queued_bytes = 0
-        self._writing: list[_Request] = []
+        self._writing: list[Request] = []
         self._flying: set[str] = set()  # ids of submits in the call under way
         self._write = Lane()
         self._watches = Watches()
@@ -127,6 +127,10 @@ class Gateway:
         self._check = Lane()
         self._checking: list[str] = []
         self._check_at_ns = 0
+        # Progress.
+        self._marks = Lane()
+        self._marks_at_ns = 0
+        self._marked_ns: int | None = None  # when the last look that succeeded began
         # Changes of schedules.
         self._followers: dict[bytes, bool] = {}  # whether each has its first answer
         self._newest: dict[str, Change] | None = None
@@ -150,8 +154,9 @@ class Gateway:
                 self._changes_at_ns = now_ns
             case events.PeerLost(peer):
                 self._lose(peer)
-            case LookedUp(peer, ended, absent):
+            case LookedUp(peer, ended, absent, marks):
                 self._looked_up(peer, ended, absent)
+                self._out.extend([actions.TellProgress([peer], _note(mark)) for mark in marks])
             case EngineAnswered(ticket, result):
                 self._answered(ticket, result)
             case EngineFailed():
@@ -179,7 +184,7 @@ class Gateway:
     def submits_of(self, peer: bytes) -> bool:
         """Whether a client has submits that the engine has not answered."""
         requests = (*self._writing, *self._queue)
-        return any(isinstance(each, _Submit) and each.peer == peer for each in requests)
+        return any(isinstance(each, Submit) and each.peer == peer for each in requests)
 
     @property
     def is_idle(self) -> bool:
@@ -210,6 +215,8 @@ class Gateway:
         yield self._listen, 0 if self._notified else poll_ns
         if watches.has_doubtful or watches.has_foreign:
             yield self._check, 0 if watches.has_doubtful else self._check_at_ns
+        if len(watches):
+            yield self._marks, self._marks_at_ns
         if self._followers:
             yield self._changes, self._changes_at_ns
 
@@ -224,6 +231,7 @@ class Gateway:
             id(self._write): self._call_write,
             id(self._listen): self._call_ended,
             id(self._check): self._call_check,
+            id(self._marks): self._call_marks,
             id(self._changes): self._call_changes,
         }
         for lane, at_ns in list(self._wanted_calls()):
@@ -242,8 +250,11 @@ class Gateway:
         self._out.append(Call(self._ticket, method, arguments, options))
 
     def _lane_of(self, ticket: int) -> Lane | None:
-        lanes = (self._write, self._listen, self._check, self._changes)
-        return next((lane for lane in lanes if lane.ticket == ticket), None)
+        return next((lane for lane in self._lanes if lane.ticket == ticket), None)
+
+    @property
+    def _lanes(self) -> tuple[Lane, ...]:
+        return self._write, self._listen, self._check, self._marks, self._changes
 
     def _answered(self, ticket: int, result: object) -> None:
         lane = self._lane_of(ticket)
@@ -259,6 +270,10 @@ class Gateway:
         elif lane is self._check:
             assert isinstance(result, Fetched)
             self._checked(result)
+        elif lane is self._marks:
+            assert isinstance(result, list)
+            self._marked_ns = lane.called_ns
+            self._tell_progress(result)
         else:
             assert isinstance(result, list)
             self._changed(result)
@@ -290,7 +305,7 @@ class Gateway:
         self.away_since_ns = None
         # Another server may answer now, which counts its transactions differently.
         self._watches.doubt()
-        for lane in (self._write, self._listen, self._check, self._changes):
+        for lane in self._lanes:
             lane.not_before_ns = 0
 
     # -- requests -----------------------------------------------------------------------------
@@ -307,7 +322,7 @@ class Gateway:
             why = AWAY
         if len(self._watches) + len(event.tasks) > WATCHES_MAX:
             why = why or CROWDED
-        submit = _Submit(
+        submit = Submit(
             event.peer, event.request, event.tasks, list(event.rejected), event.resend, size
         )
         if why:
@@ -320,11 +335,11 @@ class Gateway:
             return FULL
         return FULL if self._queue and self._queued_bytes + size > QUEUED_BYTES_MAX else ""
 
-    def _add(self, request: _Request) -> None:
+    def _add(self, request: Request) -> None:
         self._queue.append(request)
         self._queued_bytes += request.bytes
 
-    def _refuse(self, submit: _Submit, why: str) -> None:
+    def _refuse(self, submit: Submit, why: str) -> None:
         """Refuse tasks that the engine has not been asked about."""
         assert not submit.resend, submit
         rejected = [
@@ -337,9 +352,9 @@ class Gateway:
         )
 
     def _refuse_queued(self) -> None:
-        kept: deque[_Request] = deque()
+        kept: deque[Request] = deque()
         for request in self._queue:
-            if isinstance(request, _Submit) and not request.resend:
+            if isinstance(request, Submit) and not request.resend:
                 self._queued_bytes -= request.bytes
                 self._refuse(request, AWAY)
             else:
@@ -347,7 +362,7 @@ class Gateway:
         self._queue = kept
 
     def _cancel(self, event: events.CancelRequested) -> None:
-        request = _Cancel(event.peer, event.request, event.ids, REQUEST_BYTES * len(event.ids))
+        request = Cancel(event.peer, event.request, event.ids, REQUEST_BYTES * len(event.ids))
         if self._no_room(request.bytes):
             self._out.append(actions.DropRequest(event.peer, event.request, TOO_MANY))
         else:
@@ -355,38 +370,38 @@ class Gateway:
 
     def _invalidate(self, key: str, prefix: bool) -> None:
         last = self._queue[-1] if self._queue else None
-        if isinstance(last, _Invalidate) and (last.key, last.prefix) == (key, prefix):
+        if isinstance(last, Invalidate) and (last.key, last.prefix) == (key, prefix):
             return
         if self._no_room(REQUEST_BYTES):
             report = actions.Report("cluster.refused", "error", reason=f"forget '{key}': {FULL}")
             self._out.append(report)
         else:
-            self._add(_Invalidate(key, prefix))
+            self._add(Invalidate(key, prefix))
 
     def _call_write(self) -> None:
         batch = self._writing = self._next_batch()
         first = batch[0]
-        if isinstance(first, _Submit):
-            specs = [spec for each in batch if isinstance(each, _Submit) for spec in each.tasks]
+        if isinstance(first, Submit):
+            specs = [spec for each in batch if isinstance(each, Submit) for spec in each.tasks]
             self._flying = {spec.id for spec in specs}
             resend = first.resend
             self._call(self._write, "submit", specs, waiter=self._waiter, resend=resend)
-        elif isinstance(first, _Cancel):
-            ids = [id_ for each in batch if isinstance(each, _Cancel) for id_ in each.ids]
+        elif isinstance(first, Cancel):
+            ids = [id_ for each in batch if isinstance(each, Cancel) for id_ in each.ids]
             self._call(self._write, "cancel", list(dict.fromkeys(ids)))
         else:
             self._call(self._write, "invalidate", first.key, prefix=first.prefix)
 
-    def _next_batch(self) -> list[_Request]:
+    def _next_batch(self) -> list[Request]:
         """Take the first requests that one call can do, at least one."""
-        batch: list[_Request] = []
+        batch: list[Request] = []
         tasks = size = 0
         while self._queue:
             request = self._queue[0]
-            tasks += _weight(request)
+            tasks += weight_of(request)
             size += request.bytes
             if batch and (
-                tasks > BATCH_MAX or size > BATCH_BYTES or not _go_together(batch[0], request)
+                tasks > BATCH_MAX or size > BATCH_BYTES or not go_together(batch[0], request)
             ):
                 break
             batch.append(self._queue.popleft())
@@ -395,15 +410,15 @@ class Gateway:
     def _written(self, result: object) -> None:
         batch, self._writing = self._writing, []
         self._queued_bytes -= sum(each.bytes for each in batch)
-        if isinstance(batch[0], _Submit):
+        if isinstance(batch[0], Submit):
             assert isinstance(result, list)
-            self._accepted([each for each in batch if isinstance(each, _Submit)], result)
+            self._accepted([each for each in batch if isinstance(each, Submit)], result)
             return
         for request in batch:
-            if isinstance(request, _Cancel):
+            if isinstance(request, Cancel):
                 self._out.append(actions.Acknowledge(request.peer, request.request, []))
 
-    def _accepted(self, batch: list[_Submit], verdicts: list[Verdict]) -> None:
+    def _accepted(self, batch: list[Submit], verdicts: list[Verdict]) -> None:
         early, self._ended_early, self._flying = self._ended_early, {}, set()
         start = 0
         for submit in batch:
@@ -442,23 +457,23 @@ class Gateway:
         self._ended_early, self._flying = {}, set()
         if not event.refused:
             for request in batch:
-                if isinstance(request, _Submit) and not event.unsent:
+                if isinstance(request, Submit) and not event.unsent:
                     request.resend = True  # it may have happened
         elif len(batch) > 1:
             for request in batch:
-                if isinstance(request, _Submit):
+                if isinstance(request, Submit):
                     request.alone = True
             self._write.not_before_ns = 0
         else:
             self._give_up(batch.pop(), event.reason)
         self._queue.extendleft(reversed(batch))
 
-    def _give_up(self, request: _Request, reason: str) -> None:
+    def _give_up(self, request: Request, reason: str) -> None:
         """Answer a request that the engine refuses by itself."""
         self._queued_bytes -= request.bytes
-        if isinstance(request, _Submit) and not request.resend:
+        if isinstance(request, Submit) and not request.resend:
             self._refuse(request, f"{REFUSED}: {reason}")
-        elif not isinstance(request, _Invalidate):
+        elif not isinstance(request, Invalidate):
             self._out.append(actions.DropRequest(request.peer, request.request, reason))
 
     # -- who waits for what -------------------------------------------------------------------
@@ -482,16 +497,16 @@ class Gateway:
         """Forget a client that is gone. It sends again what was not acknowledged."""
         self._followers.pop(peer, None)
         self._watches.remove_peer(peer)
-        kept: deque[_Request] = deque()
+        kept: deque[Request] = deque()
         for request in self._queue:
-            if isinstance(request, _Submit) and request.peer == peer:
+            if isinstance(request, Submit) and request.peer == peer:
                 self._queued_bytes -= request.bytes
                 self._out.append(actions.DropRequest(peer, request.request, GONE))
             else:
                 kept.append(request)
         self._queue = kept
         for request in self._writing:
-            if isinstance(request, _Submit) and request.peer == peer:
+            if isinstance(request, Submit) and request.peer == peer:
                 request.peer = b""  # nobody waits for its tasks
 
     def _looked_up(self, peer: bytes, ended: tuple[str, ...], absent: tuple[str, ...]) -> None:
@@ -533,9 +548,24 @@ class Gateway:
     def _checked(self, result: Fetched) -> None:
         self._checking = []
         self._look_up(result.unread)
+        self._tell_progress(result.marks)
         for id_ in result.absent:
             for peer in self._watches.peers_of(id_):
                 self._looked_up(peer, (), (id_,))
+
+    # -- progress -----------------------------------------------------------------------------
+
+    def _call_marks(self) -> None:
+        self._marks_at_ns = self._now_ns + MARKS_NS
+        age_ns = self._now_ns - self._marked_ns if self._marked_ns is not None else 0
+        age_ns = min(age_ns, MARKS_AGE_MAX_NS) + MARKS_SLACK_NS
+        self._call(self._marks, "marks", self._waiter, age_ns)
+
+    def _tell_progress(self, marks: Iterable[ProgressMark]) -> None:
+        for mark in marks:
+            if self._watches.note_mark(mark):
+                peers = self._watches.peers_of(mark.id)
+                self._out.append(actions.TellProgress(peers, _note(mark)))
 
     # -- changes of schedules -----------------------------------------------------------------
 
@@ -557,14 +587,5 @@ class Gateway:
                 self._out.append(actions.TellChanges(peer, list(newest.values())))
 
 
-def _weight(request: _Request) -> int:
-    if isinstance(request, _Invalidate):
-        return 1
-    return len(request.tasks if isinstance(request, _Submit) else request.ids)
-
-
-def _go_together(first: _Request, other: _Request) -> bool:
-    """Whether one call does both."""
-    if isinstance(first, _Submit) and isinstance(other, _Submit):
-        return first.resend == other.resend and not first.alone and not other.alone
-    return isinstance(first, _Cancel) and isinstance(other, _Cancel)
+def _note(mark: ProgressMark) -> ProgressNote:
+    return ProgressNote(mark.id, mark.fraction, mark.text)

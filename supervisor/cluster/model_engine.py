@@ -21,6 +21,7 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.supervisor.cluster.engine import (
     AGING_TURN,
+    MARKS_MAX,
     PROGRESS_GAP_NS,
     Backlog,
     ChangeNote,
@@ -34,6 +35,7 @@ from musterd.supervisor.cluster.engine import (
     Grant,
     Held,
     Joined,
+    LockAsk,
     LockView,
     NameTaken,
     NodeCard,
@@ -46,6 +48,8 @@ from musterd.supervisor.cluster.engine import (
     Reaped,
     ScheduleCard,
     SiteView,
+    StateAsk,
+    StateView,
     Statistics,
     TaskFilter,
     Told,
@@ -162,6 +166,10 @@ class ModelEngine(Ends):
 
     def _end_tenure(self, node: Node) -> int:
         claims = [task for task in self.board.claimed() if task.tenure == node.tenure]
+        for name, line in list(self.board.locks.items()):
+            self.board.locks[name] = [each for each in line if each.tenure != node.tenure]
+            if not self.board.locks[name]:
+                del self.board.locks[name]
         node.tenure = 0
         for task in claims:
             self.node_lost(task)
@@ -337,7 +345,17 @@ class ModelEngine(Ends):
         known = {*alive, *ended}
         absent = [id_ for id_ in ids if id_ not in known]
         next_bytes = len(self.board.done[unread[0]].outcome.value) if unread else 0
-        return Fetched(tuple(outcomes), tuple(alive), tuple(absent), tuple(unread), next_bytes)
+        said = [(id_, self._leader(self.board.live[id_])) for id_ in alive]
+        marks = tuple([ProgressMark(id_, w.fraction, w.text) for id_, w in said if w.said])
+        return Fetched(
+            tuple(outcomes), tuple(alive), tuple(absent), tuple(unread), next_bytes, marks
+        )
+
+    def _leader(self, task: Task) -> Task:
+        """Return the task that runs for it: the one that it has joined, or itself."""
+        if task.state != JOINED:
+            return task
+        return self.board.live[self.board.groups[task.spec.key].leader]
 
     def view(self, id_: str) -> TaskView | None:
         task, done = self.board.live.get(id_), self.board.done.get(id_)
@@ -464,20 +482,39 @@ class ModelEngine(Ends):
         else:
             self.board.state[key] = (value, self.clock() + ttl_ns if ttl_ns else 0)
 
-    def lock_take(self, name: str, holder: str, token: int, lease_ns: int) -> LockView:
-        lock, now_ns = self.board.locks.get(name), self.clock()
-        if lock is not None and lock.token != token and lock.until_ns > now_ns:
-            return LockView(False, lock.holder)
-        self.board.locks[name] = Lock(token, holder, now_ns + lease_ns)
-        return LockView(True)
+    def states(self, tenure: int, asks: Sequence[StateAsk]) -> list[StateView]:
+        self._node(tenure)
+        views = []
+        for ask in asks:
+            if not ask.saves:
+                views.append(StateView(value=self.state_load(ask.key)))
+            elif self._held(tenure, [Held(ask.id, ask.claim)]):
+                self.state_save(ask.key, ask.value, ttl_ns=ask.ttl_ns)
+                views.append(StateView())
+            else:
+                views.append(StateView(held=False))
+        return views
 
-    def lock_release(self, name: str, token: int) -> None:
-        lock = self.board.locks.get(name)
-        if lock is not None and lock.token == token:
-            del self.board.locks[name]
+    def locks(self, tenure: int, asks: Sequence[LockAsk]) -> list[LockView]:
+        self._node(tenure)
+        return [self._lock(tenure, ask) for ask in asks]
 
-    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> None:
-        now_ns = self.clock()
+    def _lock(self, tenure: int, ask: LockAsk) -> LockView:
+        line = self.board.locks.setdefault(ask.name, [])
+        mine = next((each for each in line if each.token == ask.token), None)
+        passes = ask.kind == "pass" and len(line) > 1 and line[0] is mine
+        if mine is not None and (ask.kind == "leave" or passes):
+            line.remove(mine)
+            mine = None
+        if mine is None and ask.kind != "leave":
+            line.append(Lock(ask.token, tenure, ask.holder))
+        if not line:
+            del self.board.locks[ask.name]
+            return LockView(False)
+        return LockView(line[0].token == ask.token, line[0].holder)
+
+    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> list[str]:
+        now_ns, early = self.clock(), []
         for mark in marks:
             task = self.board.live.get(mark.id)
             if task is None or task.tenure != tenure:
@@ -485,7 +522,22 @@ class ModelEngine(Ends):
             if now_ns - self._progress_ns.get(mark.id, -PROGRESS_GAP_NS) >= PROGRESS_GAP_NS:
                 self._progress_ns[mark.id] = now_ns
                 for each in [task, *self.followers(task)]:
-                    each.fraction, each.text = mark.fraction, mark.text
+                    each.fraction, each.text, each.said = mark.fraction, mark.text, True
+            else:
+                early.append(mark.id)
+        return early
+
+    def marks(self, waiter: int, age_ns: int) -> list[ProgressMark]:
+        since_ns = self.clock() - age_ns
+        marks = []
+        for id_, at_ns in self._progress_ns.items():
+            task = self.board.live.get(id_)
+            if task is None or at_ns <= since_ns or not waiter:
+                continue
+            for each in [task, *self.followers(task)]:
+                if each.waiter == waiter:
+                    marks.append(ProgressMark(each.spec.id, task.fraction, task.text))
+        return marks[:MARKS_MAX]
 
     # -- schedules ----------------------------------------------------------------------------
 

@@ -52,6 +52,7 @@ class Task(Struct, eq=False):
     failures: list[FailedAttempt] = field(default_factory=list)
     fraction: float = 0.0
     text: str = ""
+    said: bool = False  # how far it is
 
     @property
     def lane(self) -> LaneKey:
@@ -152,10 +153,12 @@ class Schedule(Struct, eq=False):
     digest: str = ""
 
 
-class Lock(Struct, eq=False):
+class Lock(Struct, frozen=True):
+    """A node that has a lock, or waits for it."""
+
     token: int
+    tenure: int
     holder: str
-    until_ns: int
 
 
 class Board(Struct, eq=False):
@@ -170,7 +173,7 @@ class Board(Struct, eq=False):
     good: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     schedules: dict[str, Schedule] = field(default_factory=dict)
     state: dict[str, tuple[bytes, int]] = field(default_factory=dict)
-    locks: dict[str, Lock] = field(default_factory=dict)
+    locks: dict[str, list[Lock]] = field(default_factory=dict)  # the first one has it
     changes: list[ChangeNote] = field(default_factory=list)
     seq: int = 0
     ends: int = 0

@@ -8,6 +8,7 @@ One connection, used by one thread. It is opened again by the next call after it
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Literal
 
 import msgspec
@@ -44,6 +45,7 @@ from musterd.supervisor.cluster.engine import (
     Grant,
     Held,
     Joined,
+    LockAsk,
     LockView,
     NameTaken,
     NodeCard,
@@ -54,6 +56,8 @@ from musterd.supervisor.cluster.engine import (
     ProgressMark,
     Reaped,
     SiteView,
+    StateAsk,
+    StateView,
     Statistics,
     TaskFilter,
     Ticked,
@@ -75,6 +79,7 @@ from musterd.supervisor.cluster.rows import (
 )
 
 ASKED = -1  # a claimed task that was cancelled: its node ends it
+LOCK_KINDS = {"want": 0, "pass": 1, "leave": 2}
 PARTS = ("expire", "pay", "ready", "repair", "shut", "tidy")  # of a tick, each its own transaction
 REFUSALS = {"MU001": Fenced, "MU002": NameTaken, "MU003": PolicyChanged}
 # The transaction was undone, and may be tried again: deadlock, serialization, a lock not had, a
@@ -320,10 +325,13 @@ class PostgresEngine:
         return [outcome(*row) for row in self._call("look_up_1", list(ids))]
 
     def fetch(self, ids: Sequence[str], bytes_max: int) -> Fetched:
-        outcomes, alive, unread, next_bytes = [], [], [], 0
-        for id_, is_alive, size, read, *ending in self._call("fetch_1", list(ids), bytes_max):
+        outcomes, alive, unread, marks, next_bytes = [], [], [], [], 0
+        for row in self._call("fetch_1", list(ids), bytes_max):
+            id_, is_alive, size, read, *ending, fraction, text = row
             if is_alive:
                 alive.append(id_)
+                if fraction is not None:
+                    marks.append(ProgressMark(id_, fraction, text))
             elif read:
                 outcomes.append(outcome(id_, *ending))
             else:
@@ -331,7 +339,9 @@ class PostgresEngine:
                 next_bytes = next_bytes or size
         known = {*alive, *unread, *(each.id for each in outcomes)}
         absent = tuple([id_ for id_ in ids if id_ not in known])
-        return Fetched(tuple(outcomes), tuple(alive), absent, tuple(unread), next_bytes)
+        return Fetched(
+            tuple(outcomes), tuple(alive), absent, tuple(unread), next_bytes, tuple(marks)
+        )
 
     def cancel(self, ids: Sequence[str]) -> list[str]:
         rows, wakes = self._call("cancel_1", list(ids)), Wakes()
@@ -410,17 +420,44 @@ class PostgresEngine:
     def state_save(self, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
         self._call("state_save_1", key, value, ttl_ns)
 
-    def lock_take(self, name: str, holder: str, token: int, lease_ns: int) -> LockView:
-        other = self._call("lock_take_1", name, holder, token, lease_ns)[0][0]
-        return LockView(other is None, other or "")
+    def states(self, tenure: int, asks: Sequence[StateAsk]) -> list[StateView]:
+        assert len(asks) <= BATCH_MAX, len(asks)
+        rows = self._call(
+            "states_1",
+            tenure,
+            [each.id for each in asks],
+            [each.claim for each in asks],
+            [each.key for each in asks],
+            [each.saves for each in asks],
+            [each.value for each in asks],
+            [each.ttl_ns for each in asks],
+        )
+        views = {place: StateView(held, value) for place, held, value in rows}
+        return [views[place] for place in range(1, len(asks) + 1)]
 
-    def lock_release(self, name: str, token: int) -> None:
-        self._call("lock_release_1", name, token)
+    def locks(self, tenure: int, asks: Sequence[LockAsk]) -> list[LockView]:
+        assert len(asks) <= BATCH_MAX, len(asks)
+        rows = self._call(
+            "locks_1",
+            tenure,
+            [each.name for each in asks],
+            [each.token for each in asks],
+            [LOCK_KINDS[each.kind] for each in asks],
+            [each.holder.replace("\0", "") for each in asks],
+        )
+        free = sorted({tenure for _, _, tenure in rows if tenure is not None})
+        if free:
+            with suppress(EngineAway):  # they look again by themselves
+                self._call("lock_wake_1", free)
+        return [LockView(taken, holder) for taken, holder, _ in rows]
 
-    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> None:
+    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> list[str]:
         ids, fractions = [each.id for each in marks], [each.fraction for each in marks]
         texts = [each.text.replace("\0", "") for each in marks]
-        self._call("progress_1", tenure, ids, fractions, texts)
+        return [row[0] for row in self._call("progress_1", tenure, ids, fractions, texts)]
+
+    def marks(self, waiter: int, age_ns: int) -> list[ProgressMark]:
+        return [ProgressMark(*row) for row in self._call("marks_1", waiter, age_ns)]
 
     # -- schedules ----------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import Change
+from musterd.supervisor.cluster.engine import ProgressMark
 from musterd.supervisor.core.model import actions
 
 # -- what else happens ------------------------------------------------------------------------
@@ -43,6 +44,7 @@ class LookedUp(Struct, frozen=True):
     peer: bytes
     ended: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
+    marks: tuple[ProgressMark, ...] = ()  # how far those are that are alive
 
 
 # -- what else is done ------------------------------------------------------------------------
@@ -81,4 +83,5 @@ Action = (
     | actions.Report
     | actions.TellChanges
     | actions.TellMissing
+    | actions.TellProgress
 )

@@ -1,6 +1,8 @@
-"""Who waits for which task, by task and by client."""
+"""Who waits for which task, by task and by client; and which progress they know."""
 
 from collections.abc import Iterable, Iterator
+
+from musterd.supervisor.cluster.engine import ProgressMark
 
 
 class Watches:
@@ -10,6 +12,7 @@ class Watches:
         self._pairs = 0
         self._foreign: dict[str, None] = {}  # tasks that others may have submitted
         self._doubtful: dict[str, None] = {}  # tasks to look at once
+        self._marks: dict[str, ProgressMark] = {}  # what the watchers of a task were told last
 
     def __len__(self) -> int:
         """Return the number of pairs of a client and a task."""
@@ -19,6 +22,7 @@ class Watches:
         assert self._pairs == sum(map(len, self._watchers.values()))
         assert self._pairs == sum(map(len, self._watched.values()))
         assert self._foreign.keys() | self._doubtful.keys() <= self._watchers.keys()
+        assert self._marks.keys() <= self._watchers.keys()
 
     def add(self, peer: bytes, id_: str) -> None:
         watchers = self._watchers.setdefault(id_, {})
@@ -37,6 +41,7 @@ class Watches:
             del self._watchers[id_]
             self._foreign.pop(id_, None)
             self._doubtful.pop(id_, None)
+            self._marks.pop(id_, None)
         watched = self._watched[peer]
         del watched[id_]
         if not watched:
@@ -61,6 +66,13 @@ class Watches:
             for peer in self._watchers.get(id_, ()):
                 found.setdefault(peer, []).append(id_)
         yield from found.items()
+
+    def note_mark(self, mark: ProgressMark) -> bool:
+        """Return whether there are watchers who have not been told this."""
+        if mark.id not in self._watchers or self._marks.get(mark.id) == mark:
+            return False
+        self._marks[mark.id] = mark
+        return True
 
     # -- tasks of which no end may be heard ---------------------------------------------------
 

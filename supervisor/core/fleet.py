@@ -205,18 +205,24 @@ class Fleet:
 
     def _of_the_cluster(self) -> Handlers:
         """Return the handlers for what the cluster sidecar tells."""
-        claims, watch = self._claims, self.cluster
+        claims, requests, watch = self._claims, self._handler_requests, self.cluster
         return {
-            events.ClusterConnected: _in_turn(watch.connected, claims.connected),
-            events.ClusterDisconnected: claims.disconnected,
+            events.ClusterConnected: _in_turn(
+                watch.connected, claims.connected, requests.connected
+            ),
+            events.ClusterDisconnected: _in_turn(claims.disconnected, requests.disconnected),
             events.ClusterNoticed: watch.noticed,
             events.ClusterCounted: watch.counted,
             events.ClusterSeen: _in_turn(watch.saw, self._autoscale.cluster_seen),
-            events.MembershipTold: _in_turn(watch.membership, claims.membership),
+            events.MembershipTold: _in_turn(
+                watch.membership, claims.membership, requests.membership
+            ),
             events.AttemptsGranted: claims.granted,
             events.AttemptsCancelled: claims.cancelled,
             events.AttemptsLost: claims.lost,
             events.EndsConfirmed: claims.confirmed,
+            events.StatesTold: requests.states_told,
+            events.LocksTold: requests.locks_told,
         }
 
     def _started(self, _: events.Started) -> None:

@@ -92,12 +92,10 @@ class ActionRunner:
         self._shell = shell
         self._store = store
         self._spawner = spawner
-        self._workers = workers
-        self._clients = clients
+        self._workers, self._clients = workers, clients
         self._answers = answers
         self._control = control
-        self._sidecars = sidecars
-        self._calls = calls
+        self._sidecars, self._calls = sidecars, calls
         self._reloading = reloading
         self._node = node
         self.task_lines = TaskLines(shell.fleet, log_tasks)
@@ -121,7 +119,7 @@ class ActionRunner:
             actions.TellChanges: lambda a: clients.newest_changes(a.peer, a.changes),
             actions.TellProgress: lambda a: clients.progress(a.peers, a.note),
             actions.FindState: self._find_state,
-            actions.AnswerState: lambda a: workers.answer_state(a.worker, a.request, None, a.error),
+            actions.AnswerState: self._answer_state,
             actions.AnswerLock: self._answer_lock,
             actions.AnswerWait: self._answer_wait,
             actions.StartForkServer: self._start_fork_server,
@@ -144,6 +142,8 @@ class ActionRunner:
             actions.ShowPools: self._tell_sidecar,
             actions.WantAttempts: self._tell_sidecar,
             actions.TellCluster: self._tell_sidecar,
+            actions.AskStates: self._tell_sidecar,
+            actions.AskLocks: self._tell_sidecar,
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,
             actions.Exit: lambda _: leave(),
@@ -180,6 +180,9 @@ class ActionRunner:
             self._dead.take(action.finished)
         if self._store.immediate:
             self._shell.feed(events.Persisted(action.ticket))
+
+    def _answer_state(self, a: actions.AnswerState) -> None:
+        self._workers.answer_state(a.worker, a.request, a.value, a.error)
 
     def _answer_lock(self, a: actions.AnswerLock) -> None:
         self._workers.answer_lock(a.worker, a.request, a.taken, a.holder, a.error)

@@ -27,16 +27,19 @@ from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.cluster.sidecar_events import EngineAnswered, EngineFailed
 
 # Which thread does what.
-WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME = range(7)
+WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME, HANDLERS = range(8)
 THREADS = {
     **dict.fromkeys(("submit", "cancel", "invalidate"), WRITES),
-    **dict.fromkeys(("ended", "changes"), READS),
+    **dict.fromkeys(("ended", "changes", "marks"), READS),
     **dict.fromkeys(("fetch", "view"), FETCHES),
     **dict.fromkeys(("join", "rejoin", "release", "beat", "leave"), MEMBER),
     "claim": CLAIMS,
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
     **dict.fromkeys(("tick", "reap", "retain", "statistics", "find"), TIME),
+    **dict.fromkeys(("states", "locks"), HANDLERS),
 }
+# The only sessions of their kind: a call of a former one that comes late would undo a later one.
+ALONE = {WRITES: 0, HANDLERS: 1 << 62}
 LISTEN_SECONDS = 1.0  # between two looks at what is to be listened to
 RECONNECT_SECONDS = 1.0
 
@@ -62,7 +65,7 @@ class Job(Struct, frozen=True):
 
 class Engines:
     def __init__(self, url: str, waiter: int) -> None:
-        """The thread that writes is the only session with this `waiter`."""
+        """Threads of ALONE have the only sessions of this `waiter`, which is below 2 ** 62."""
         self._url = url
         self._waiter = waiter
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -79,7 +82,8 @@ class Engines:
         queue = self._queues.get(number)
         if queue is None:
             queue = self._queues[number] = SimpleQueue()
-            engine = PostgresEngine(self._url, alone=self._waiter if number == WRITES else 0)
+            alone = self._waiter | ALONE[number] if number in ALONE else 0
+            engine = PostgresEngine(self._url, alone=alone)
             name = f"engine-{number}"
             threading.Thread(
                 target=self._work, args=(engine, queue), name=name, daemon=True

@@ -107,7 +107,7 @@ class Lookups:
         absent = set(found.absent).intersection(ids[:read])
         ended = tuple([each.id for each in found.outcomes])
         self._go_on(peer, read)
-        self._feed(LookedUp(peer.name, ended, tuple(absent)))
+        self._feed(LookedUp(peer.name, ended, tuple(absent), found.marks))
 
     def _go_on(self, peer: Peer, number: int) -> None:
         if peer.gone:

@@ -304,6 +304,8 @@ class Sidecar:
                 clients.drop(request, reason)
             case actions.TellChanges(peer, changes):
                 clients.newest_changes(peer, changes)
+            case actions.TellProgress(peers, note):
+                clients.progress(peers, note)
             case TellChange(change):
                 clients.changed(change)
             case EndPeer(peer, reason):

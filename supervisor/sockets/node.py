@@ -21,6 +21,9 @@ from musterd.ipc.wire.node_codec import decode_sidecar
 from musterd.ipc.wire.node_messages import (
     ATTEMPTS_MAX,
     NODE_PROTOCOL,
+    REQUESTS_MAX,
+    AskLocks,
+    AskStates,
     Begun,
     CancelAttempts,
     Confirmed,
@@ -31,6 +34,7 @@ from musterd.ipc.wire.node_messages import (
     Granted,
     Greeting,
     Holds,
+    LocksTold,
     LoseAttempts,
     Membership,
     NodeMessage,
@@ -40,6 +44,7 @@ from musterd.ipc.wire.node_messages import (
     Seen,
     SidecarHello,
     SidecarMessage,
+    StatesTold,
     Want,
     portions,
 )
@@ -58,7 +63,12 @@ TOO_MANY = "too many look for tasks of the cluster at once: try again"
 Found = Callable[[FoundTasks], None]
 
 ClusterAction = (
-    actions.GreetCluster | actions.ShowPools | actions.WantAttempts | actions.TellCluster
+    actions.GreetCluster
+    | actions.ShowPools
+    | actions.WantAttempts
+    | actions.TellCluster
+    | actions.AskStates
+    | actions.AskLocks
 )
 
 
@@ -190,33 +200,38 @@ def messages_of(action: ClusterAction) -> list[NodeMessage]:
             messages += [Begun(begun[at : at + size]) for at in range(0, len(begun), size)]
             messages += [ProgressMarks(marks[at : at + size]) for at in range(0, len(marks), size)]
             return messages
+        case actions.AskStates(asks):
+            return [AskStates(part) for part in portions(asks)]
+        case actions.AskLocks(tenure, wishes):
+            size = REQUESTS_MAX
+            starts = range(0, len(wishes), size)
+            return [AskLocks(tenure, wishes[at : at + size]) for at in starts]
 
 
 def event_of(message: SidecarMessage) -> object:
     """Return the event that a message of the sidecar means."""
+    event: object
     match message:
         case Membership(tenure, until_ns, away, draining):
-            return events.MembershipTold(tenure, until_ns, away, draining)
+            event = events.MembershipTold(tenure, until_ns, away, draining)
         case Granted(request, pool, attempts):
-            return events.AttemptsGranted(request, pool, attempts)
+            event = events.AttemptsGranted(request, pool, attempts)
         case Confirmed(held):
-            return events.EndsConfirmed(held)
+            event = events.EndsConfirmed(held)
         case CancelAttempts(held):
-            return events.AttemptsCancelled(held)
+            event = events.AttemptsCancelled(held)
         case LoseAttempts(held):
-            return events.AttemptsLost(held)
-        case Notice() | Figures() | Seen():
-            return _told(message)
+            event = events.AttemptsLost(held)
+        case StatesTold(states):
+            event = events.StatesTold(states)
+        case LocksTold(tenure, locks):
+            event = events.LocksTold(tenure, locks)
+        case Notice():
+            event = events.ClusterNoticed(message)
+        case Figures():
+            event = events.ClusterCounted(message)
+        case Seen():
+            event = events.ClusterSeen(message)
         case SidecarHello() | FoundTasks():
             raise ProtocolError("a second hello, or an answer")
-
-
-def _told(message: Notice | Figures | Seen) -> object:
-    """Return the event of what operators, metrics and people see."""
-    match message:
-        case Notice():
-            return events.ClusterNoticed(message)
-        case Figures():
-            return events.ClusterCounted(message)
-        case Seen():
-            return events.ClusterSeen(message)
+    return event

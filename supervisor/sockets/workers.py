@@ -160,10 +160,10 @@ def _event_of(worker: int, message: WorkerMessage) -> object:
         case Progress():
             return events.ProgressMade(worker, message.lease, message.fraction, message.text)
         case LoadState():
-            return events.StateWanted(worker, message.request, message.key)
+            return events.StateWanted(worker, message.request, message.key, message.lease)
         case SaveState():
             return events.StateGiven(
-                worker, message.request, message.key, message.value, message.ttl_ns
+                worker, message.request, message.key, message.value, message.ttl_ns, message.lease
             )
         case LockState(take=True):
             return events.LockWanted(

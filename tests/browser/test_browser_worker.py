@@ -276,9 +276,9 @@ def test_a_task_cancelled_while_its_context_is_closed_still_closes_it(
     async def cancelled() -> None:
         closing = asyncio.Event()
 
-        async def tell_and_close(browser: Any, page: Any) -> None:
+        async def tell_and_close(*args: Any, **how: Any) -> None:
             closing.set()
-            await close_page(browser, page)
+            await close_page(*args, **how)
 
         monkeypatch.setattr(opened.worker, "_close_page", tell_and_close)
         context = Context("task", deadline=time.monotonic() + 60)

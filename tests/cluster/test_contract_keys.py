@@ -1,4 +1,4 @@
-"""The contract of engines: keys, remembered results, state, locks, schedules, what people see."""
+"""The contract of engines: keys, remembered results, schedules, what people see."""
 
 from hashlib import sha256
 
@@ -23,7 +23,6 @@ from musterd.supervisor.cluster.engine import (
     JOINED_MAX,
     ClusterPolicy,
     Count,
-    ProgressMark,
     ScheduleCard,
     TaskFilter,
 )
@@ -219,64 +218,6 @@ def test_memory_has_so_many_keys(rig: Rig) -> None:
     asked = [rig.task(key=f"k{number}", cache_ns=100 * SECOND_NS) for number in range(5)]
     states = [each.state for each in rig.engine.submit(asked)]
     assert states == ["accepted"] * 2 + ["answered"] * 3
-
-
-# -- state, locks, progress ----------------------------------------------------------------------
-
-
-def test_state_is_kept_until_its_time_is_over(rig: Rig) -> None:
-    assert rig.engine.state_load("x") is None
-    rig.engine.state_save("x", b"one")
-    rig.engine.state_save("y", b"two", ttl_ns=10 * SECOND_NS)
-    rig.engine.state_save("x", b"three")
-    assert (rig.engine.state_load("x"), rig.engine.state_load("y")) == (b"three", b"two")
-    rig.pass_time(11)
-    assert rig.engine.state_load("y") is None
-    rig.engine.state_save("x", None)
-    assert rig.engine.state_load("x") is None
-
-
-def test_a_success_clears_the_state_it_names(rig: Rig) -> None:
-    a = rig.join()
-    rig.submit(*rig.tasks(2))
-    first, second = rig.claim(a, 2)
-    rig.engine.state_save("x", b"one")
-    rig.finish(a, first, kind="failed", clears="x")
-    assert rig.engine.state_load("x") == b"one"
-    rig.finish(a, second, clears="x")
-    assert rig.engine.state_load("x") is None
-
-
-def test_a_lock_is_a_lease(rig: Rig) -> None:
-    take, release = rig.engine.lock_take, rig.engine.lock_release
-    assert take("l", "a/p/0", 1, 10 * SECOND_NS).taken
-    refused = take("l", "b/p/0", 2, 10 * SECOND_NS)
-    assert (refused.taken, refused.holder) == (False, "a/p/0")
-    rig.pass_time(8)
-    assert take("l", "a/p/0", 1, 10 * SECOND_NS).taken  # renewed
-    rig.pass_time(8)
-    assert not take("l", "b/p/0", 2, 10 * SECOND_NS).taken
-    release("l", 2)
-    assert not take("l", "b/p/0", 2, 10 * SECOND_NS).taken
-    release("l", 1)
-    assert take("l", "b/p/0", 2, 10 * SECOND_NS).taken
-    rig.pass_time(11)
-    assert take("l", "a/p/0", 1, 10 * SECOND_NS).taken
-
-
-def test_progress_is_seen_and_at_most_once_a_second(rig: Rig) -> None:
-    a, b = rig.join("a"), rig.join("b")
-    first, joined = rig.submit(*rig.tasks(2, key="k"))
-    rig.claim_one(a)
-    rig.engine.progress(b, [ProgressMark(first, 0.1, "not mine")])
-    assert rig.view(first).progress == 0.0
-    rig.engine.progress(a, [ProgressMark(first, 0.25, "a quarter")])
-    rig.engine.progress(a, [ProgressMark(first, 0.5, "half")])
-    assert (rig.view(first).progress, rig.view(first).progress_text) == (0.25, "a quarter")
-    assert rig.view(joined).progress == 0.25
-    rig.pass_time(1.5)
-    rig.engine.progress(a, [ProgressMark(first, 0.75, "")])
-    assert rig.view(first).progress == 0.75
 
 
 # -- schedules ----------------------------------------------------------------------------------

@@ -41,8 +41,10 @@ def database(server: Server) -> Cluster:
 
 
 def prepared(server: Server, name: str = "nodes") -> Cluster:
+    """Return a new cluster, with a user for daemons."""
     cluster = Cluster(server, name)
-    if not cluster.sql("SELECT FROM pg_roles WHERE rolname = 'u_daemon'"):
+    known = cluster.sql("SELECT FROM pg_roles WHERE rolname = 'u_daemon'")
+    if not known:
         cluster.sql("CREATE ROLE u_daemon LOGIN PASSWORD 'hunter2' IN ROLE musterd_node")
     return cluster
 

@@ -41,7 +41,7 @@ def database(server: Server) -> Cluster:
 def make(database: Cluster, folder: Path, name: str, **more: Any) -> Muster:
     made = make_node(database, folder, name, **more)
     # What people wait ten seconds for, a test need not.
-    made.tune("musterd.supervisor.cluster.claimer", LOOK_NS=300_000_000, LOOK_AGE_NS=200_000_000)
+    made.tune("musterd.supervisor.cluster.rounds", LOOK_NS=300_000_000, LOOK_AGE_NS=200_000_000)
     return made
 
 

@@ -59,7 +59,7 @@ class OperationState:
 
     def load(self, key: str | None = None, default: Any = None) -> Any:
         """Return the value saved last, or `default`."""
-        question = LoadState(self._channel.number(), self._key(key))
+        question = LoadState(self._channel.number(), self._key(key), self._lease.lease)
         answer = self._channel.ask(self._lease, "ctx.state.load()", question)
         return self._loaded(question, answer, default)
 
@@ -76,12 +76,12 @@ class OperationState:
 
     def clear(self, key: str | None = None) -> None:
         """Forget the state."""
-        question = SaveState(self._channel.number(), self._key(key), None)
+        question = self._to_clear(key)
         answer = self._channel.ask(self._lease, "ctx.state.clear()", question)
         self._saved(question, answer, False)
 
     async def aload(self, key: str | None = None, default: Any = None) -> Any:
-        question = LoadState(self._channel.number(), self._key(key))
+        question = LoadState(self._channel.number(), self._key(key), self._lease.lease)
         answer = await self._channel.ask_async(self._lease, "ctx.state.aload()", question)
         return self._loaded(question, answer, default)
 
@@ -93,7 +93,7 @@ class OperationState:
         self._saved(question, answer, keep)
 
     async def aclear(self, key: str | None = None) -> None:
-        question = SaveState(self._channel.number(), self._key(key), None)
+        question = self._to_clear(key)
         answer = await self._channel.ask_async(self._lease, "ctx.state.aclear()", question)
         self._saved(question, answer, False)
 
@@ -132,7 +132,11 @@ class OperationState:
                 "write the data to a file or a database and save its name"
             )
         self._channel.vault.check(f"the state {full}", data)
-        return SaveState(self._channel.number(), full, data, _nanoseconds(ttl))
+        number = self._channel.number()
+        return SaveState(number, full, data, _nanoseconds(ttl), self._lease.lease)
+
+    def _to_clear(self, key: str | None) -> SaveState:
+        return SaveState(self._channel.number(), self._key(key), None, lease=self._lease.lease)
 
     def _saved(self, question: SaveState, answer: StateAnswer, keep: bool) -> None:
         _check(question.key, answer)

@@ -16,7 +16,14 @@ from musterd.ipc.wire.messages import (
     TaskDeclaration,
     TaskSpec,
 )
-from musterd.ipc.wire.node_messages import AttemptEnd, AttemptProgress, Held, PoolCard
+from musterd.ipc.wire.node_messages import (
+    AttemptEnd,
+    AttemptProgress,
+    Held,
+    LockWish,
+    PoolCard,
+    StateRequest,
+)
 from musterd.supervisor.core.model.events import WEB, RetryRequested, TasksSubmitted
 
 # -- order ------------------------------------------------------------------------------------
@@ -306,11 +313,12 @@ class FindState(Action, frozen=True):
 
 
 class AnswerState(Action, frozen=True):
-    """Tell the worker that its state is saved, or why there is none."""
+    """Tell the worker that its state is saved, what it is, or why there is none."""
 
     worker: int
     request: int
     error: str = ""
+    value: bytes | None = None
 
 
 class AnswerLock(Action, frozen=True):
@@ -405,6 +413,19 @@ class TellCluster(Action, frozen=True, gc=False):
     ends: list[AttemptEnd]
     begun: list[Held]
     marks: list[AttemptProgress]
+
+
+class AskStates(Action, frozen=True, gc=False):
+    """Have the engine load and save states; answered by StatesTold."""
+
+    asks: list[StateRequest]
+
+
+class AskLocks(Action, frozen=True):
+    """Tell the engine what this node wants with locks; answered by LocksTold."""
+
+    tenure: int
+    wishes: list[LockWish]
 
 
 # -- the daemon itself ------------------------------------------------------------------------

@@ -9,7 +9,15 @@ from typing import Self
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
-from musterd.ipc.wire.node_messages import Attempt, Figures, Held, Notice, Seen
+from musterd.ipc.wire.node_messages import (
+    Attempt,
+    Figures,
+    Held,
+    LockReply,
+    Notice,
+    Seen,
+    StateReply,
+)
 from musterd.supervisor.core.model.policy import FleetPolicy
 
 # The names of the sidecars.
@@ -282,6 +290,7 @@ class StateWanted(Struct, frozen=True):
     worker: int
     request: int
     key: str
+    lease: int = 0  # 0: the worker does not say
 
 
 class StateGiven(Struct, frozen=True, gc=False):
@@ -292,6 +301,7 @@ class StateGiven(Struct, frozen=True, gc=False):
     key: str
     value: bytes | None
     ttl_ns: int
+    lease: int = 0
 
 
 class LockWanted(Struct, frozen=True):
@@ -475,6 +485,19 @@ class ClusterSeen(Struct, frozen=True):
     """The whole cluster, as the engine has told it."""
 
     seen: Seen
+
+
+class StatesTold(Struct, frozen=True, gc=False):
+    """What the engine answers to requests of handlers."""
+
+    replies: list[StateReply]
+
+
+class LocksTold(Struct, frozen=True):
+    """What the engine answers to wishes for locks."""
+
+    tenure: int
+    replies: list[LockReply]
 
 
 # -- commands of operators --------------------------------------------------------------------

@@ -9,6 +9,8 @@
 --   lanes     new rows of `lane`, in the order of (pool, level, target, class, on_open)
 --   tasks     rows of `live`, in the order of their ids
 --   sites     rows of `site`, in the order of the targets; a claim never waits for one (SKIP LOCKED)
+--   states    rows of `state`, in the order of the keys
+--   locks     advisory (7, hash of the name), in that order: who takes locks of handlers
 --   rest      everything else, one row at a time
 --
 -- The first number of an advisory lock is that of the cluster's schema plus this one (migrate.py).
@@ -99,6 +101,7 @@ CREATE INDEX live_waiting ON live (ready_at) WHERE state = 2;
 CREATE INDEX live_unpaid ON live (lane) WHERE state = 2 AND give_up_at IS NOT NULL;
 CREATE INDEX live_expiring ON live (expires_at) WHERE expires_at IS NOT NULL AND state <> 1;
 CREATE INDEX live_key ON live (key) WHERE key IS NOT NULL;
+CREATE INDEX live_progress ON live (progress_at) WHERE progress_at IS NOT NULL;
 
 -- Ended tasks, by time; retention drops a partition as a whole (retain_1).
 CREATE TABLE done (
@@ -156,9 +159,13 @@ CREATE TABLE site (
 ) WITH (fillfactor = 50);
 
 CREATE TABLE state (key text COLLATE "C" PRIMARY KEY, value bytea NOT NULL, until timestamptz);
+-- Locks of handlers: nodes that have one or wait for it. The lowest number has it. A lock is as
+-- good as the tenure of its node, and ends with that.
 CREATE TABLE lock (
-  name text COLLATE "C" PRIMARY KEY, token bigint NOT NULL, holder text NOT NULL,
-  until timestamptz NOT NULL);
+  name text COLLATE "C", token bigint, tenure int NOT NULL, holder text NOT NULL,
+  number bigint NOT NULL DEFAULT nextval('seq'), PRIMARY KEY (name, token));
+CREATE INDEX lock_line ON lock (name, number);
+CREATE INDEX lock_tenure ON lock (tenure);
 CREATE TABLE schedule (
   name text PRIMARY KEY, plan bytea NOT NULL, notify bool NOT NULL, turn int NOT NULL DEFAULT 0,
   last_ns bigint NOT NULL DEFAULT 0, next_ns bigint DEFAULT 0, memory bytea NOT NULL DEFAULT '',

@@ -277,10 +277,14 @@ LANGUAGE sql AS $$
   FROM (SELECT * FROM unnest(p_ids, p_claims) AS u(id, claim) ORDER BY u.id) u
   WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure AND v.claim = u.claim $$;
 
--- Those that joined a task show its progress (tasks_seen).
+-- Those that joined a task show its progress (tasks_seen). Returns those for which it is too early.
 CREATE FUNCTION progress_1(p_tenure int, p_ids text[], p_fractions real[], p_texts text[])
-RETURNS void LANGUAGE sql AS $$
-  UPDATE live v SET fraction = u.fraction, progress = u.text, progress_at = clock()
-  FROM (SELECT * FROM unnest(p_ids, p_fractions, p_texts) AS u(id, fraction, text) ORDER BY u.id) u
-  WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure
-    AND (v.progress_at IS NULL OR v.progress_at <= clock() - interval '1s') $$;
+RETURNS SETOF text LANGUAGE sql AS $$
+  WITH noted AS (
+    UPDATE live v SET fraction = u.fraction, progress = u.text, progress_at = clock()
+    FROM (SELECT * FROM unnest(p_ids, p_fractions, p_texts) AS u(id, fraction, text) ORDER BY u.id) u
+    WHERE v.id = u.id AND v.state = 1 AND v.tenure = p_tenure
+      AND (v.progress_at IS NULL OR v.progress_at <= clock() - interval '1s')
+    RETURNING v.id)
+  SELECT v.id FROM live v WHERE v.id = ANY (p_ids) AND v.state = 1 AND v.tenure = p_tenure
+    AND v.id NOT IN (SELECT n.id FROM noted n) $$;

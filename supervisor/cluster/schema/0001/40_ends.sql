@@ -175,7 +175,7 @@ CREATE FUNCTION finish_1(p_tenure int, p_ids text[], p_claims bigint[], p_kinds 
   p_afters bigint[], p_retries bigint[], p_patience bigint[], p_clears text[], p_keeps bool[])
 RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE u record; v live; l lane; worker_ text; s site; slow bool;
+DECLARE u record; v live; l lane; worker_ text; s site; slow bool; cleared text[];
 BEGIN
   PERFORM lock_keys(p_ids);
   SELECT bool_or(e.kind <> 0 OR x.key IS NOT NULL OR x.held IS NOT NULL OR x.held_class IS NOT NULL
@@ -238,7 +238,7 @@ BEGIN
       END IF;
     END IF;
     IF u.kind = 0 THEN
-      IF u.clears IS NOT NULL THEN DELETE FROM state x WHERE x.key = u.clears; END IF;
+      IF u.clears IS NOT NULL THEN cleared := cleared || u.clears; END IF;
       RETURN QUERY SELECT * FROM end_task(v, (4, coalesce(u.value, ''), NULL, NULL, v.attempt,
         u.run_ns, '-')::ending, false, coalesce(u.keeps, false));
     ELSIF u.kind = 1 THEN
@@ -260,4 +260,8 @@ BEGIN
       RETURN QUERY SELECT * FROM crashed(v);
     END IF;
   END LOOP;
+  IF cleared IS NOT NULL THEN
+    PERFORM FROM state x WHERE x.key = ANY (cleared) ORDER BY x.key FOR UPDATE;
+    DELETE FROM state x WHERE x.key = ANY (cleared);
+  END IF;
 END $$;

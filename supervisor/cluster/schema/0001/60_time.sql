@@ -280,8 +280,8 @@ BEGIN
     OFFSET (SELECT p.cache_entries FROM policy p ORDER BY p.version DESC LIMIT 1)) old
   WHERE r.name = old.name AND r.key = old.key;
   DELETE FROM good g WHERE g.until <= clock();
-  DELETE FROM state s WHERE s.until <= clock();
-  DELETE FROM lock l WHERE l.until <= clock();
+  DELETE FROM state s WHERE s.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM state x WHERE x.until <= clock() LIMIT 1000 FOR UPDATE SKIP LOCKED));
   DELETE FROM change c WHERE c.at < clock() - interval '7 days';
 END $$;
 

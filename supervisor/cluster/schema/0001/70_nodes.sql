@@ -1,11 +1,19 @@
 -- Nodes: tenures, heartbeats, the end of a node.
 
--- End a tenure: its claims go back. The caller has locked the tenure.
+-- Let nodes know that there is something for them: orders, or a lock that is free.
+CREATE FUNCTION notify_nodes(p_tenures int[]) RETURNS void LANGUAGE sql AS $$
+  SELECT pg_notify(current_schema() || '_node_' || t, '') FROM unnest(p_tenures) t $$;
+
+-- End a tenure: its claims go back, its locks are free. The caller has locked the tenure.
 CREATE FUNCTION end_tenure(p_tenure int) RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE ids text[]; v live; u record;
+DECLARE ids text[]; v live; u record; nodes int[];
 BEGIN
   UPDATE node n SET tenure = 0 WHERE n.tenure = p_tenure;
+  WITH gone AS (DELETE FROM lock l WHERE l.tenure = p_tenure RETURNING l.name)
+  SELECT array_agg(DISTINCT l.tenure) INTO nodes FROM gone g JOIN lock l ON l.name = g.name
+  WHERE l.tenure <> p_tenure;
+  PERFORM notify_nodes(nodes);
   SELECT array_agg(x.id) INTO ids FROM live x WHERE x.state = 1 AND x.tenure = p_tenure;
   IF ids IS NULL THEN RETURN; END IF;
   PERFORM lock_keys(ids);

@@ -25,20 +25,26 @@ BEGIN
     ORDER BY x.finished_at DESC LIMIT 1) d ORDER BY u.o;
 END $$;
 
+CREATE TYPE said AS (fraction real, progress text);
+
 -- Results in order, as long as they take no more bytes than this. All is seen at one moment: a task
--- that ends meanwhile is alive or ended, and never absent.
+-- that ends meanwhile is alive or ended, and never absent. Those alive: how far they are.
 CREATE FUNCTION fetch_1(p_ids text[], p_bytes bigint) RETURNS TABLE (id text, alive bool, size int,
-  read bool, state smallint, value bytea, failure bytea, attempts int, run_ns bigint, source "char")
-LANGUAGE plpgsql STABLE AS $$
+  read bool, state smallint, value bytea, failure bytea, attempts int, run_ns bigint, source "char",
+  fraction real, progress text) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE mine oid := only_mine();
 BEGIN
   RETURN QUERY SELECT f.i, f.alive, f.size, f.total <= p_bytes, f.state,
-    CASE WHEN f.total <= p_bytes THEN f.value END, f.failure, f.attempts, f.run_ns, f.source
+    CASE WHEN f.total <= p_bytes THEN f.value END, f.failure, f.attempts, f.run_ns, f.source,
+    (f.said).fraction, (f.said).progress
   FROM (
     SELECT u.i, u.o, v.id IS NOT NULL AS alive, coalesce(octet_length(d.value), 0) AS size,
       sum(coalesce(octet_length(d.value), 0)) OVER (ORDER BY u.o) AS total,
-      v.id AS live, d.id AS ended, d.state, d.value, d.failure, d.attempts, d.run_ns, d.source
+      v.id AS live, d.id AS ended, d.state, d.value, d.failure, d.attempts, d.run_ns, d.source,
+      CASE WHEN v.state = 3 THEN (SELECT (x.fraction, x.progress)::said FROM key k
+        JOIN live x ON x.id = k.leader WHERE k.key = v.key)
+      WHEN v.id IS NOT NULL THEN (v.fraction, v.progress)::said END AS said
     FROM unnest(p_ids) WITH ORDINALITY u(i, o)
     LEFT JOIN live v ON v.id = u.i AND (mine IS NULL OR v.owner = mine)
     LEFT JOIN LATERAL (
@@ -199,42 +205,6 @@ END $$;
 -- What nodes publish, for those who submit without a node.
 CREATE FUNCTION cards_1() RETURNS TABLE (card bytea) LANGUAGE sql STABLE AS
   'SELECT n.card FROM node n ORDER BY n.name';
-
--- -- handlers ----------------------------------------------------------------------------------
-
-CREATE FUNCTION state_load_1(p_key text) RETURNS bytea LANGUAGE sql STABLE AS $$
-  SELECT s.value FROM state s WHERE s.key = p_key AND (s.until IS NULL OR s.until > clock()) $$;
-
-CREATE FUNCTION state_save_1(p_key text, p_value bytea, p_ttl bigint) RETURNS void
-LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-BEGIN
-  IF p_value IS NULL THEN
-    DELETE FROM state s WHERE s.key = p_key;
-  ELSIF octet_length(p_value) > 1048576 OR length(p_key) > 200 THEN
-    RAISE EXCEPTION 'a state has at most 1 MiB, and its key 200 characters' USING ERRCODE = '22023';
-  ELSE
-    INSERT INTO state VALUES (p_key, p_value, CASE WHEN p_ttl > 0 THEN later(p_ttl) END)
-    ON CONFLICT (key) DO UPDATE SET value = EXCLUDED.value, until = EXCLUDED.until;
-  END IF;
-END $$;
-
--- Take a lock or keep it for longer; returns who else has it, or NULL.
-CREATE FUNCTION lock_take_1(p_name text, p_holder text, p_token bigint, p_lease bigint) RETURNS text
-LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE other text;
-BEGIN
-  INSERT INTO lock AS l VALUES (p_name, p_token, p_holder, later(p_lease))
-  ON CONFLICT (name) DO UPDATE SET token = EXCLUDED.token, holder = EXCLUDED.holder,
-    until = EXCLUDED.until WHERE l.token = EXCLUDED.token OR l.until <= clock();
-  IF FOUND THEN RETURN NULL; END IF;
-  SELECT l.holder INTO other FROM lock l WHERE l.name = p_name;
-  RETURN coalesce(other, '');
-END $$;
-
-CREATE FUNCTION lock_release_1(p_name text, p_token bigint) RETURNS void LANGUAGE sql AS
-  'DELETE FROM lock l WHERE l.name = p_name AND l.token = p_token';
 
 -- -- schedules ---------------------------------------------------------------------------------
 

@@ -34,13 +34,12 @@ from musterd.supervisor.cluster.claimer import (
     CLAIM_POLL_NS,
     DAY_NS,
     FINISH_MAX,
-    LOOK_AGE_NS,
-    LOOK_NS,
     Claimer,
     Leave,
     Left,
     Tell,
 )
+from musterd.supervisor.cluster.rounds import LOOK_AGE_NS, LOOK_NS
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -418,11 +417,36 @@ def test_begun_attempts_and_progress_are_told(bench: Bench) -> None:
     bench.answer("begun")
     bench.feed(ProgressMarks([AttemptProgress("a", 0.5, "half")]))
     assert bench.calls["progress"].arguments == (3, [engine.ProgressMark("a", 0.5, "half")])
-    bench.answer("progress")
+    bench.answer("progress", [])
     bench.feed(ProgressMarks([AttemptProgress("a", 0.6), AttemptProgress("a", 0.7)]))
     assert "progress" not in bench.calls
     bench.pass_ns(SECOND_NS)
     assert bench.calls["progress"].arguments == (3, [engine.ProgressMark("a", 0.7, "")])
+
+
+@pytest.mark.parametrize("how", ["too early", "failed"])
+def test_the_last_progress_is_not_lost(bench: Bench, how: str) -> None:
+    bench.want(2)
+    bench.grant("a", "b")
+
+    def tell_again() -> None:
+        if how == "failed":
+            bench.fail("progress")
+        else:
+            bench.answer("progress", ["a"])
+        bench.pass_ns(2 * SECOND_NS)
+
+    last = [engine.ProgressMark("a", 0.9, "")]
+    bench.feed(ProgressMarks([AttemptProgress("a", 0.9)]))
+    tell_again()
+    assert bench.calls["progress"].arguments == (3, last)
+    bench.feed(ProgressMarks([AttemptProgress("a", 1.0)]))  # what is newer wins
+    tell_again()
+    assert bench.calls["progress"].arguments == (3, [engine.ProgressMark("a", 1.0, "")])
+    bench.feed(Finish([end("a")]))
+    bench.answer("finish", [])
+    tell_again()
+    assert "progress" not in bench.calls
 
 
 def test_time_is_passed(bench: Bench) -> None:

@@ -11,15 +11,25 @@ from musterd.ipc.wire.messages import (
     UNKNOWN_TASK,
     Change,
     Outcome,
+    ProgressNote,
     Rejection,
     TaskSpec,
 )
 from musterd.supervisor.cluster import gateway as gateway_module
 from musterd.supervisor.cluster.calls import PAUSE_MAX_NS, PAUSE_NS
-from musterd.supervisor.cluster.engine import BATCH_MAX, ChangeNote, Ended, Fetched, Verdict
+from musterd.supervisor.cluster.engine import (
+    BATCH_MAX,
+    ChangeNote,
+    Ended,
+    Fetched,
+    ProgressMark,
+    Verdict,
+)
 from musterd.supervisor.cluster.gateway import (
     AWAY_NS,
     IDLE_POLL_NS,
+    MARKS_NS,
+    MARKS_SLACK_NS,
     POLL_NS,
     Gateway,
 )
@@ -41,6 +51,7 @@ from musterd.supervisor.core.model.actions import (
     Report,
     TellChanges,
     TellMissing,
+    TellProgress,
 )
 
 ANN, BOB = b"ann", b"bob"
@@ -492,3 +503,65 @@ def test_a_follower_gets_the_newest_of_each_schedule_and_then_each_change(bench:
     bench.feed(events.PeerLost(BOB))
     bench.pass_ns(10 * SECOND_NS)
     assert "changes" not in bench.calls
+
+
+# -- progress ---------------------------------------------------------------------------------
+
+
+def progress(peer: bytes, *marks: ProgressMark) -> list[object]:
+    notes = [ProgressNote(mark.id, mark.fraction, mark.text) for mark in marks]
+    return [TellProgress([peer], note) for note in notes]
+
+
+def test_progress_of_own_tasks_is_asked_for_once_a_second_while_somebody_waits(
+    bench: Bench,
+) -> None:
+    assert "marks" not in bench.calls
+    bench.submit("a")
+    bench.answer("submit", [Verdict("a", "accepted")])
+    assert bench.calls["marks"].arguments == (WAITER, MARKS_SLACK_NS)
+    half = ProgressMark("a", 0.5, "half")
+    assert bench.answer("marks", [half, ProgressMark("nobody's", 0.1, "")]) == progress(ANN, half)
+    assert "marks" not in bench.calls
+    bench.pass_ns(MARKS_NS)
+    assert bench.calls["marks"].arguments == (WAITER, MARKS_NS + MARKS_SLACK_NS)
+    more = ProgressMark("a", 0.6, "")
+    assert bench.answer("marks", [half]) == []  # known
+    bench.pass_ns(MARKS_NS)
+    assert bench.answer("marks", [more]) == progress(ANN, more)
+    bench.feed(LookedUp(ANN, ("a",)))
+    bench.pass_ns(10 * MARKS_NS)
+    assert "marks" not in bench.calls
+
+
+def test_marks_of_an_outage_are_made_up_for(bench: Bench) -> None:
+    bench.submit("a")
+    bench.answer("submit", [Verdict("a", "accepted")])
+    bench.answer("marks", [])
+    bench.pass_ns(MARKS_NS)
+    bench.fail("marks")
+    bench.pass_ns(9 * MARKS_NS)
+    assert bench.calls["marks"].arguments == (WAITER, 10 * MARKS_NS + MARKS_SLACK_NS)
+
+
+def test_late_watchers_and_watchers_of_foreign_tasks_are_told_the_latest(bench: Bench) -> None:
+    half = ProgressMark("a", 0.5, "half")
+    assert LookUp(ANN, ["a"]) in bench.feed(events.TasksWatched(ANN, ["a"]))
+    assert bench.feed(LookedUp(ANN, (), (), (half,))) == progress(ANN, half)
+    bench.pass_ns(POLL_NS)
+    more = ProgressMark("a", 0.75, "")
+    told = bench.answer("fetch", Fetched(alive=("a",), marks=(more,)))
+    assert told == progress(ANN, more)
+    bench.pass_ns(POLL_NS)
+    assert bench.answer("fetch", Fetched(alive=("a",), marks=(more,))) == []
+    bench.feed(events.TasksWatched(BOB, ["a"]))
+    assert bench.feed(LookedUp(BOB, (), (), (more,))) == progress(BOB, more)
+
+
+def test_all_who_wait_for_a_task_are_told(bench: Bench) -> None:
+    for peer in (ANN, BOB):
+        bench.feed(events.TasksWatched(peer, ["a"]))
+    bench.pass_ns(POLL_NS)
+    mark = ProgressMark("a", 0.5, "")
+    told = bench.answer("fetch", Fetched(alive=("a",), marks=(mark,)))
+    assert told == [TellProgress([ANN, BOB], ProgressNote("a", 0.5, ""))]

@@ -13,6 +13,9 @@ from musterd.ipc.wire.node_codec import decode_node
 from musterd.ipc.wire.node_messages import (
     ATTEMPTS_MAX,
     NODE_PROTOCOL,
+    REQUESTS_MAX,
+    AskLocks,
+    AskStates,
     Attempt,
     AttemptEnd,
     AttemptProgress,
@@ -27,6 +30,9 @@ from musterd.ipc.wire.node_messages import (
     Greeting,
     Held,
     Holds,
+    LockReply,
+    LocksTold,
+    LockWish,
     LoseAttempts,
     Membership,
     Notice,
@@ -35,6 +41,9 @@ from musterd.ipc.wire.node_messages import (
     QueueCount,
     Seen,
     SidecarHello,
+    StateReply,
+    StateRequest,
+    StatesTold,
     Want,
 )
 from musterd.ipc.wire.zmtp import Connection
@@ -103,6 +112,11 @@ def test_the_socket_is_for_its_owner_alone(stage: Stage) -> None:
         (Confirmed(HELD), events.EndsConfirmed(HELD)),
         (CancelAttempts(HELD), events.AttemptsCancelled(HELD)),
         (LoseAttempts(HELD), events.AttemptsLost(HELD)),
+        (StatesTold([StateReply(1, b"v")]), events.StatesTold([StateReply(1, b"v")])),
+        (
+            LocksTold(3, [LockReply(1, "l", False, "x")]),
+            events.LocksTold(3, [LockReply(1, "l", False, "x")]),
+        ),
         (
             Granted(3, "p", [Attempt(TaskSpec("t", "p.x", b""), 1, 1)]),
             events.AttemptsGranted(3, "p", [Attempt(TaskSpec("t", "p.x", b""), 1, 1)]),
@@ -128,6 +142,17 @@ def test_what_the_sidecar_says_becomes_an_event(stage: Stage, message: Any, even
                 Finish([AttemptEnd("a", 1, "untouched")]),
                 Begun(HELD),
                 ProgressMarks([AttemptProgress("a", 0.5)]),
+            ],
+        ),
+        (
+            actions.AskStates([StateRequest(1, "a", 1, "k", True, b"v")]),
+            [AskStates([StateRequest(1, "a", 1, "k", True, b"v")])],
+        ),
+        (
+            actions.AskLocks(3, [LockWish(1, "l", 9, "want", "p/0")] * (REQUESTS_MAX + 1)),
+            [
+                AskLocks(3, [LockWish(1, "l", 9, "want", "p/0")] * REQUESTS_MAX),
+                AskLocks(3, [LockWish(1, "l", 9, "want", "p/0")]),
             ],
         ),
     ],

@@ -24,7 +24,6 @@ from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks import claims
 from musterd.supervisor.core.tasks.claims import HOLD_NS, WANT_NS
-from musterd.supervisor.core.tasks.handler_requests import NOT_SHARED
 from musterd.supervisor.core.tasks.leases import CANCEL_GRACE_NS, STALL_NS
 from support.core import EXACT, Muster, leases_of, of
 
@@ -342,7 +341,7 @@ def test_a_long_run_is_told_to_have_begun() -> None:
     assert [each.begun for each in told] == [[Held("t", 7)]]
 
 
-def test_progress_is_told_once_a_second() -> None:
+def test_progress_is_told_to_the_sidecar_and_shown_once_a_second() -> None:
     node = Node()
     node.join()
     node.grant(attempt())
@@ -351,7 +350,10 @@ def test_progress_is_told_once_a_second() -> None:
     node.now_ns += SECOND_NS
     answer += node.tell(events.ProgressMade(1, 1, 0.3, "c"))
     marks = [mark for told in of(actions.TellCluster, answer) for mark in told.marks]
-    assert marks == [AttemptProgress("t", 0.1, "a"), AttemptProgress("t", 0.3, "c")]
+    assert [mark.text for mark in marks] == ["a", "b", "c"]
+    assert marks[0] == AttemptProgress("t", 0.1, "a")
+    shown = [each.reason for each in of(actions.Report, answer) if each.event == "task.progress"]
+    assert shown == ["10% a", "30% c"]
 
 
 def test_a_cancelled_task_is_interrupted_or_taken_from_the_queue() -> None:
@@ -574,20 +576,3 @@ def test_a_removed_pool_gives_back_what_waits_and_is_forgotten() -> None:
     assert kinds(node.complete(1, 1)) == [("a", "succeeded")]
     node.exit(1, code=0)
     assert not node.fleet.pools
-
-
-# -- what handlers cannot have yet ------------------------------------------------------------
-
-
-def test_state_and_locks_of_one_machine_are_refused_to_handlers_of_a_cluster() -> None:
-    node = Node()
-    node.join()
-    (lease,) = leases_of(node.grant(attempt()))
-    worker = node.fleet.pools["p"].slots[0].worker
-    for event in (events.StateWanted(worker, 1, "k"), events.StateGiven(worker, 1, "k", b"v", 0)):
-        answer = node.tell(event)
-        assert of(actions.AnswerState, answer) == [actions.AnswerState(worker, 1, NOT_SHARED)]
-        assert not of(actions.Persist, answer)
-    asked = events.LockWanted(worker, lease.lease, 2, "l", 0)
-    (refused,) = of(actions.AnswerLock, node.tell(asked))
-    assert (refused.taken, refused.error) == (False, NOT_SHARED)
