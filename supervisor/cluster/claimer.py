@@ -27,10 +27,9 @@ from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
-from musterd.supervisor.cluster import engine
+from musterd.supervisor.cluster import engine, rounds
 from musterd.supervisor.cluster.calls import Lane
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
-from musterd.supervisor.cluster.rounds import Rounds
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -118,10 +117,10 @@ class Claimer:
         self._marking: dict[str, wire.AttemptProgress] = {}  # in the call under way
         self._marks_at_ns = 0
         self._handlers = HandlerCalls(card.name, rng)
-        self._rounds = Rounds(keep_ns, rng)
+        self._rounds, self._look_rounds = rounds.of_time(rng, keep_ns), rounds.of_looks(rng)
         # Calls, each with what becomes of its answer.
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
-        self._notes, self._time = Lane(), Lane()
+        self._notes, self._time, self._looks = Lane(), Lane(), Lane()
         self._states, self._locks = Lane(), Lane()
         self._answers: dict[int, Callable[[object], None]] = {}
 
@@ -230,6 +229,7 @@ class Claimer:
         if self._may_claim and self._next_wants():
             yield self._claims, 0 if self._woken else self._claim_at_ns, self._claim
         yield self._time, self._rounds.due_ns, self._pass_time
+        yield self._looks, self._look_rounds.due_ns, self._look
 
     def _member_call(self) -> tuple[Lane, int, Callable[[], None]]:
         member, idle = self._member, not self._claims.ticket
@@ -258,7 +258,7 @@ class Claimer:
 
     def _lane_of(self, ticket: int) -> Lane | None:
         lanes = (self._member, self._claims, self._finishes, self._notes, self._time,
-                 self._states, self._locks)  # fmt: skip
+                 self._looks, self._states, self._locks)  # fmt: skip
         return next((lane for lane in lanes if lane.ticket == ticket), None)
 
     def _answered(self, ticket: int, result: object) -> None:
@@ -317,7 +317,7 @@ class Claimer:
         assert isinstance(result, engine.Joined)
         self.tenure, self._epoch, self._server = result.tenure, result.epoch, result.epoch
         self.figures.policy = result.policy
-        self._rounds.look_soon()
+        self._look_rounds.hurry()
         self._unsure = False
         self._claim_at_ns = self._now_ns
         self._is_alive()
@@ -566,27 +566,28 @@ class Claimer:
 
     def _pass_time(self) -> None:
         method, arguments = self._rounds.turn(self._now_ns)
-        answers = {"reap": self._reaped, "statistics": self._looked}
-        self._call(self._time, answers.get(method, _nothing), method, *arguments)
+        answered = self._reaped if method == "reap" else _nothing
+        self._call(self._time, answered, method, *arguments)
+
+    def _look(self) -> None:
+        method, arguments = self._look_rounds.turn(self._now_ns)
+        self._call(self._looks, self._looked, method, *arguments)
 
     def _reaped(self, result: object) -> None:
         assert isinstance(result, list)
         self.figures.reaped += len(result)
         for each in result:
             assert isinstance(each, engine.Reaped)
-            reason = (
-                f"node '{each.name}' was not heard of for its lease: {each.claims} claims went "
-                f"back and run elsewhere; look at that machine and at its way to the database"
-            )
-            self._report(
-                "cluster.node_lost", "warning", reason=reason, node=each.name, count=each.claims
-            )
+            name, claims = each.name, each.claims
+            reason = f"node '{name}' was not heard of for its lease: {claims} claims went back; "
+            reason += "look at that machine, and at its way to the database"
+            self._report("cluster.node_lost", "warning", reason=reason, node=name, count=claims)
 
     def _looked(self, result: object) -> None:
         if result is None:  # another node is at it, for the first time
             return
         assert isinstance(result, engine.Statistics)
-        at_ns = max(0, self._time.called_ns - result.age_ns)
+        at_ns = max(0, self._looks.called_ns - result.age_ns)
         self._tell(seen(result, at_ns))
 
     def _report(

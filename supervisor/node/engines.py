@@ -27,7 +27,7 @@ from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.cluster.sidecar_events import EngineAnswered, EngineFailed
 
 # Which thread does what.
-WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME, HANDLERS = range(8)
+WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME, HANDLERS, LOOKS = range(9)
 THREADS = {
     **dict.fromkeys(("submit", "cancel", "invalidate"), WRITES),
     **dict.fromkeys(("ended", "changes", "marks"), READS),
@@ -35,7 +35,8 @@ THREADS = {
     **dict.fromkeys(("join", "rejoin", "release", "beat", "leave"), MEMBER),
     "claim": CLAIMS,
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
-    **dict.fromkeys(("tick", "reap", "retain", "statistics", "find"), TIME),
+    **dict.fromkeys(("tick", "reap", "retain"), TIME),
+    **dict.fromkeys(("statistics", "find"), LOOKS),  # for people
     **dict.fromkeys(("states", "locks"), HANDLERS),
 }
 # The only sessions of their kind: a call of a former one that comes late would undo a later one.

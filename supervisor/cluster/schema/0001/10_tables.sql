@@ -176,7 +176,8 @@ CREATE TABLE change (
 
 -- What metrics show of the whole cluster, as one of the nodes saw it last (statistics_1).
 CREATE TABLE figures (
-  one bool PRIMARY KEY DEFAULT true CHECK (one), at timestamptz NOT NULL, doc text NOT NULL);
+  one bool PRIMARY KEY DEFAULT true CHECK (one), at timestamptz NOT NULL, doc text NOT NULL,
+  took interval NOT NULL);
 
 -- Small words.
 CREATE FUNCTION clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT clock_timestamp()';

@@ -143,6 +143,9 @@ LANGUAGE sql STABLE AS $$
 -- What one look at everything finds, as JSON of engine.Statistics. Snapshots of others are seen only
 -- by an owner of the schema who is a superuser or has pg_read_all_stats.
 CREATE FUNCTION look() RETURNS jsonb LANGUAGE sql STABLE AS $$
+  WITH c AS MATERIALIZED (
+    SELECT p.name AS pool, l.level, l.lane, l.head, l.state = 'p' AS parked, x.state, x.tasks
+    FROM counted() x JOIN lane l ON l.lane = x.lane JOIN pool p ON p.pool = l.pool)
   SELECT jsonb_build_object(
     'oldest_snapshot_ns', greatest(0, coalesce((
       SELECT ns(clock_timestamp() - min(a.xact_start)) FROM pg_stat_activity a
@@ -154,16 +157,16 @@ CREATE FUNCTION look() RETURNS jsonb LANGUAGE sql STABLE AS $$
     'live_bytes', pg_total_relation_size('live'),
     'counts', coalesce((SELECT jsonb_agg(jsonb_build_object('pool', x.pool, 'level', x.level, 'state',
         CASE x.state WHEN 0 THEN 'queued' WHEN 1 THEN 'running' ELSE 'waiting' END, 'tasks', x.tasks)
-        ORDER BY x.pool, x.level, CASE x.state WHEN 0 THEN 0 WHEN 1 THEN 1 ELSE 2 END)
-      FROM counts_1() x), '[]'),
+        ORDER BY x.pool, x.level, x.state)
+      FROM (SELECT c.pool, c.level, c.state, sum(c.tasks) AS tasks FROM c GROUP BY 1, 2, 3) x), '[]'),
     'backlogs', coalesce((SELECT jsonb_agg(jsonb_build_object('pool', x.name, 'level', x.level,
         'ready', x.ready, 'waited_ns', greatest(0, ns(clock() - x.oldest))) ORDER BY x.name, x.level)
       FROM (
-        SELECT p.name, l.level, sum(c.tasks) AS ready, min(h.queued_at) AS oldest
-        FROM counted() c JOIN lane l ON l.lane = c.lane JOIN pool p ON p.pool = l.pool, LATERAL (
-          SELECT v.queued_at FROM live v WHERE v.lane = l.lane AND v.seq > l.head AND v.state = 0
+        SELECT c.pool AS name, c.level, sum(c.tasks) AS ready, min(h.queued_at) AS oldest
+        FROM c, LATERAL (
+          SELECT v.queued_at FROM live v WHERE v.lane = c.lane AND v.seq > c.head AND v.state = 0
           ORDER BY v.lane, v.seq LIMIT 1) h
-        WHERE c.state = 0 AND l.state <> 'p' GROUP BY 1, 2) x), '[]'),
+        WHERE c.state = 0 AND NOT c.parked GROUP BY 1, 2) x), '[]'),
     'nodes', coalesce((SELECT jsonb_agg(jsonb_build_object('name', n.name, 'tenure', n.tenure,
         'alive', is_alive(n), 'draining', n.draining, 'software', n.software,
         'beat_age_ns', greatest(0, ns(clock() - n.beat)),
@@ -172,20 +175,25 @@ CREATE FUNCTION look() RETURNS jsonb LANGUAGE sql STABLE AS $$
           SELECT FROM node_task t WHERE t.identity = n.identity AND t.pool = p.pool)), '[]'))
         ORDER BY n.name) FROM node n), '[]')) $$;
 
--- The figures of the cluster, at most `p_age` old. One node in turn looks, the others read.
+-- The figures of the cluster, at most `p_age` old. One node in turn looks, the others read. A look
+-- that takes long is made less often: looks take a twentieth of the time at most.
 CREATE FUNCTION statistics_1(p_age bigint) RETURNS TABLE (age bigint, doc text) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE f figures;
+DECLARE f figures; begun timestamptz := clock_timestamp();
 BEGIN
   SELECT * INTO f FROM figures;
   IF p_age <= 0 THEN
     RETURN QUERY SELECT 0::bigint, look()::text;
-  ELSIF f.at > clock() - span(p_age) OR NOT pg_try_advisory_xact_lock(@lock_4@, 0) THEN
+  ELSIF f.at > clock() - greatest(span(p_age), 20 * f.took)
+    OR NOT pg_try_advisory_xact_lock(@lock_4@, 0)
+  THEN
     RETURN QUERY SELECT greatest(0, ns(clock() - f.at)), f.doc WHERE f.at IS NOT NULL;
   ELSE
     PERFORM set_config('synchronous_commit', 'off', true);
-    RETURN QUERY INSERT INTO figures AS x (at, doc) VALUES (clock(), look()::text)
-      ON CONFLICT (one) DO UPDATE SET at = EXCLUDED.at, doc = EXCLUDED.doc RETURNING 0::bigint, x.doc;
+    f.doc := look()::text;
+    INSERT INTO figures (at, doc, took) VALUES (clock(), f.doc, clock_timestamp() - begun)
+      ON CONFLICT (one) DO UPDATE SET at = EXCLUDED.at, doc = EXCLUDED.doc, took = EXCLUDED.took;
+    RETURN QUERY SELECT 0::bigint, f.doc;
   END IF;
 END $$;
 
