@@ -44,6 +44,8 @@ COUNTS_MAX = 4000  # queues that a look tells, by pool, level and state
 BUCKETS_MAX = 65  # of a duration: as in core/model/counters.py
 NOTICE_CHARS_MAX = 1000
 FOUND_MAX = 1000  # tasks in an answer to people
+POLICY_BYTES_MAX = 16 * 1024 * 1024  # of all parts of a policy: 10,000 sites take a fifth of it
+NEWS_CHARS_MAX = 1000
 REQUESTS_MAX = 1000  # of handlers, in one message; the sender also cuts at BATCH_BYTES_MAX
 
 Count = Annotated[int, Meta(ge=0, le=WANT_MAX)]
@@ -128,6 +130,31 @@ class Membership(Struct, array_like=True, tag="member", frozen=True):
     until_ns: Nanoseconds  # the end of the lease
     away: bool = False  # the engine does not answer
     draining: bool = False
+    policy: Number = 0  # version of the applied policy; 0: none
+
+
+class SharedPolicy(Struct, array_like=True, tag="policy", frozen=True):
+    """Part of the policy of the cluster, as msgpack; the parts of one come in a row.
+
+    An empty one says that this version of musterd cannot read it.
+    """
+
+    version: Number
+    part: Annotated[bytes, Meta(max_length=BATCH_BYTES_MAX)] = b""
+    more: bool = False
+
+
+class ScheduleNews(Struct, array_like=True, tag="schedule", frozen=True):
+    """Something happened to a schedule of the cluster that operators want to know."""
+
+    event: Literal["schedule.skipped", "schedule.reset", "task.changed"]
+    schedule: Name
+    pool: Word = ""
+    task: Word = ""
+    reason: Annotated[str, Meta(max_length=NEWS_CHARS_MAX)] = ""
+    count: Number = 0
+    digest: Word = ""
+    elsewhere: bool = False  # another node alerts people of it
 
 
 class Granted(Struct, array_like=True, tag="granted", frozen=True, gc=False):
@@ -261,6 +288,8 @@ class LocksTold(Struct, array_like=True, tag="locks", frozen=True):
 SidecarMessage = (
     SidecarHello
     | Membership
+    | SharedPolicy
+    | ScheduleNews
     | Granted
     | Confirmed
     | CancelAttempts

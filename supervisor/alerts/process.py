@@ -293,7 +293,7 @@ class AlertProcess:
             return
         saved.seen_count = saved.seen_count + 1 if at == seen_at else 1
         saved.seen_at = at
-        if not first and fields.get("event") in KINDS:
+        if not first and is_alerted_here(fields):
             self._happened(happening(fields))
 
     def _pass_by(self, at: float) -> None:
@@ -396,6 +396,11 @@ class AlertProcess:
                 )
             )
         return AlertsStatus(alerts=alerts, pid=os.getpid())
+
+
+def is_alerted_here(fields: dict[str, Any]) -> bool:
+    """Whether this process tells people: of what all nodes of a cluster report, one tells."""
+    return fields.get("event") in KINDS and not fields.get("elsewhere")
 
 
 def happening(fields: dict[str, Any]) -> Happening:

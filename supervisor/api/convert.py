@@ -67,8 +67,17 @@ def rejected(rejection: Rejection) -> RpcError:
     return RpcError(code, f"{rejection.code}: {rejection.message}", data)
 
 
-def no_such_task(id_: str) -> RpcError:
-    """Return the error for an id that neither the fleet nor the store knows."""
+def no_such_task(id_: str, *, clustered: bool = False) -> RpcError:
+    """Return the error for an id that neither the fleet nor the store knows.
+
+    On a node of a cluster, `data` says so: the task may be elsewhere.
+    """
+    if clustered:
+        return RpcError(
+            NO_SUCH_NAME,
+            f"no such task on this node: {id_!r}: musterctl --cluster task asks the whole cluster",
+            {"cluster": True},
+        )
     return RpcError(
         NO_SUCH_NAME, f"no such task: {id_!r}: never accepted, or forgotten after keep_results"
     )

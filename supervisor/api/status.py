@@ -101,6 +101,25 @@ class WebStatus(Struct, frozen=True, kw_only=True):
     reason: str = ""  # why it is not up
 
 
+class NodeStatus(Struct, frozen=True, kw_only=True):
+    """One machine of a cluster."""
+
+    name: str
+    state: str  # "alive", "draining", "silent" (its lease is over), "lost" (reaped), "left"
+    running: int = 0  # tasks that it has claimed
+    places: int = 0  # tasks that it runs at once
+    seen_seconds: float = 0.0  # since it was heard of
+    version: str = ""
+    pools: dict[str, int] = {}  # places by pool
+    identity: str = ""
+
+
+class NodeList(Struct, frozen=True, kw_only=True):
+    """Answer to `musterctl cluster nodes`."""
+
+    nodes: list[NodeStatus]
+
+
 class FleetStatus(Struct, frozen=True, kw_only=True):
     version: str
     pid: int
@@ -112,6 +131,9 @@ class FleetStatus(Struct, frozen=True, kw_only=True):
     problem: str = ""  # of the daemon itself, such as a store that cannot write
     web: WebStatus | None = None
     events: WebStatus | None = None  # the publisher
+    nodes: list[NodeStatus] = []  # of a cluster, where that was asked
+    database: str = ""  # of a cluster: where it is
+    answer_seconds: float = 0.0  # that the database took
     cluster: ClusterStatus | None = None  # where this machine is a node of one
     at_target: bool = True  # every pool or slot asked about runs as it should: set by select()
 
@@ -225,6 +247,7 @@ class TaskList(Struct, frozen=True, kw_only=True):
     tasks: list[TaskStatus]
     missing: list[str] = []  # unknown ids
     more: bool = False  # there are more tasks than the limit
+    cluster: bool = False  # this is a node of a cluster: it knows what runs here, and no more
 
 
 class RefusedTask(Struct, frozen=True):
@@ -240,6 +263,7 @@ class RetryResult(Struct, frozen=True, kw_only=True):
 
     retried: list[str]
     refused: list[RefusedTask] = []
+    cluster: bool = False  # this is a node of a cluster: ended tasks are not here
 
 
 class PurgeResult(Struct, frozen=True, kw_only=True):

@@ -1,7 +1,7 @@
 """What is looked at before a database is used: each refusal says what is wrong and what to do."""
 
+import re
 import select
-from urllib.parse import urlsplit
 
 import psycopg
 from msgspec import Struct
@@ -23,8 +23,27 @@ class SchemaVersion(Struct, frozen=True):
     minimum: int
 
 
+def read_url(url: str) -> dict[str, str]:
+    """Return the parts of a URL; EngineRefused, without the URL, if it cannot be read.
+
+    A password with a bare `@` or `/` makes libpq take a part of it for the host, and show it.
+    """
+    try:
+        known = {key: str(value) for key, value in conninfo_to_dict(url).items()}
+    except psycopg.ProgrammingError:
+        known = {"port": "unreadable"}
+    odd = any("@" in known.get(key, "") for key in ("host", "hostaddr", "dbname"))
+    if odd or not re.fullmatch(r"[\d,]*", known.get("port", "")):
+        raise EngineRefused(
+            "the URL of the cluster cannot be read: postgresql://USER@HOST/NAME; in a password "
+            "@ / ? # are written as %40 %2F %3F %23"
+        )
+    return known
+
+
 def connect(url: str) -> Connection:
     """Open a connection. No password is in the error."""
+    read_url(url)
     try:
         return psycopg.connect(
             url,
@@ -35,10 +54,6 @@ def connect(url: str) -> Connection:
         )
     except psycopg.OperationalError as error:
         raise EngineUnreached(f"PostgreSQL at {place(url)} does not answer: {error}") from None
-    except psycopg.ProgrammingError:
-        raise EngineRefused(
-            "the URL of the cluster cannot be read: postgresql://USER@HOST/NAME"
-        ) from None
 
 
 def is_stale(connection: Connection) -> bool:
@@ -75,11 +90,11 @@ def be_alone(connection: Connection, number: int) -> None:
 
 def place(url: str) -> str:
     """Return where a database is, for people: host, port and name, never a user or password."""
-    if "://" in url:
-        parts = urlsplit(url)
-        return f"{parts.hostname or 'localhost'}:{parts.port or 5432}{parts.path}"
-    known = conninfo_to_dict(url)
-    return f"{known.get('host', 'localhost')}:{known.get('port', 5432)}/{known.get('dbname', '')}"
+    known = read_url(url)
+    host = known.get("host", "localhost")
+    if host.startswith("/"):
+        host = "localhost"  # a folder of sockets
+    return f"{host}:{known.get('port') or 5432}/{known.get('dbname', '')}"
 
 
 def setting(connection: Connection, name: str) -> str:
@@ -171,7 +186,7 @@ def usable(connection: Connection, schema: str, known: int) -> None:
         )
 
 
-def may(connection: Connection, schema: str, function: str) -> None:
+def may(connection: Connection, schema: str, function: str, role: str = "node") -> None:
     """Refuse a user that may not do what is asked of it, such as `claim_1` of a node."""
     allowed = connection.execute(
         "SELECT bool_or(has_function_privilege(p.oid, 'EXECUTE')) FROM pg_proc p "
@@ -180,7 +195,7 @@ def may(connection: Connection, schema: str, function: str) -> None:
     ).fetchone()
     if allowed is None or not allowed[0]:
         raise EngineRefused(
-            f"'{connection.info.user}' may not call {schema}.{function}: GRANT {schema}_node TO "
+            f"'{connection.info.user}' may not call {schema}.{function}: GRANT {schema}_{role} TO "
             f"{connection.info.user}"
         )
 

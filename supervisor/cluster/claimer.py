@@ -28,6 +28,7 @@ from msgspec import Struct, structs
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine, rounds
+from musterd.supervisor.cluster.attempts import attempt_of, portions
 from musterd.supervisor.cluster.calls import Lane
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
 from musterd.supervisor.cluster.sidecar_events import (
@@ -36,12 +37,13 @@ from musterd.supervisor.cluster.sidecar_events import (
     EngineFailed,
     NodeNotified,
     PoolsNotified,
+    Standing,
 )
 from musterd.supervisor.cluster.translate import (
     Figures,
-    attempt_of,
     engine_card,
-    portions,
+    node_lost,
+    results,
     seen,
     without_places,
 )
@@ -55,8 +57,6 @@ CLAIM_POLL_NS = SECOND_NS  # behind NOTIFY, which may be lost
 DAY_NS = 86_400 * SECOND_NS
 MARKS_NS = SECOND_NS  # between two reports of progress
 BEGUN_NS = SECOND_NS // 5  # begun attempts are told together
-
-RESULTS = ("succeeded", "failed")  # kinds of ends that somebody has worked for
 
 
 class Tell(Struct, frozen=True):
@@ -91,6 +91,7 @@ class Claimer:
         self._leaving = False
         # Membership.
         self.tenure = 0
+        self.policy: int | None = None  # version of the applied policy, once it is known
         self._epoch = ""  # of the server at which the claims are registered; "": not known
         self._server = ""  # the epoch that the server tells
         self._until_ns = 0
@@ -123,6 +124,14 @@ class Claimer:
         self._notes, self._time, self._looks = Lane(), Lane(), Lane()
         self._states, self._locks = Lane(), Lane()
         self._answers: dict[int, Callable[[object], None]] = {}
+
+    @property
+    def standing(self) -> Standing | None:
+        """Return what the engine knows of this node and it of the engine; None: nothing yet."""
+        if self.policy is None:
+            return None
+        known = self._declared if self.tenure and self._declared is not None else ()
+        return Standing(self.policy, known)
 
     def handle(self, now_ns: int, event: object) -> list[Action]:
         self._now_ns = now_ns
@@ -316,7 +325,7 @@ class Claimer:
     def _joined(self, result: object) -> None:
         assert isinstance(result, engine.Joined)
         self.tenure, self._epoch, self._server = result.tenure, result.epoch, result.epoch
-        self.figures.policy = result.policy
+        self.policy = result.policy
         self._look_rounds.hurry()
         self._unsure = False
         self._claim_at_ns = self._now_ns
@@ -331,15 +340,15 @@ class Claimer:
 
     def _tell_membership(self) -> None:
         until_ns = self._until_ns if self.tenure else 0
-        self._tell(wire.Membership(self.tenure, until_ns, self._away, self._draining))
+        policy = self.policy or 0
+        self._tell(wire.Membership(self.tenure, until_ns, self._away, self._draining, policy))
 
     def _beat(self) -> None:
         self._call(self._member, self._ordered, "beat", self.tenure)
 
     def _ordered(self, result: object) -> None:
         assert isinstance(result, engine.Orders)
-        self._draining = result.draining
-        self.figures.policy = result.policy
+        self._draining, self.policy = result.draining, result.policy
         self._is_alive()
         self._server = result.epoch
         if self._server != self._epoch:
@@ -380,7 +389,7 @@ class Claimer:
         if not self.tenure:
             return
         ends = [*self._finishing, *self._ends]
-        self.figures.fenced += sum(end.kind in RESULTS for end in ends)
+        self.figures.fenced += results(ends)
         held = len(self._held)
         why = f"{reason}: {held} attempts of this node do not count and run again elsewhere"
         self._report("cluster.fenced", "warning", reason=why, count=held)
@@ -507,11 +516,8 @@ class Claimer:
         assert isinstance(result, list)
         ends, self._finishing = self._finishing, []
         self.figures.ends += len(ends)
-        counted = {told.id for told in result}
         # Of those that are told again, the call before may have counted.
-        self.figures.fenced += sum(
-            end.kind in RESULTS and end.id not in counted for end in ends[self._repeated :]
-        )
+        self.figures.fenced += results(ends[self._repeated :], {told.id for told in result})
         self._repeated = max(0, self._repeated - len(ends))
         self._confirm(ends)
 
@@ -578,10 +584,7 @@ class Claimer:
         self.figures.reaped += len(result)
         for each in result:
             assert isinstance(each, engine.Reaped)
-            name, claims = each.name, each.claims
-            reason = f"node '{name}' was not heard of for its lease: {claims} claims went back; "
-            reason += "look at that machine, and at its way to the database"
-            self._report("cluster.node_lost", "warning", reason=reason, node=name, count=claims)
+            self._out.append(node_lost(each))
 
     def _looked(self, result: object) -> None:
         if result is None:  # another node is at it, for the first time
@@ -590,10 +593,8 @@ class Claimer:
         at_ns = max(0, self._looks.called_ns - result.age_ns)
         self._tell(seen(result, at_ns))
 
-    def _report(
-        self, event: str, level: str, *, reason: str, node: str = "", count: int = 0
-    ) -> None:
-        self._out.append(actions.Report(event, level, reason=reason, node=node, count=count))
+    def _report(self, event: str, level: str, *, reason: str, count: int = 0) -> None:
+        self._out.append(actions.Report(event, level, reason=reason, count=count))
 
 
 def _nothing(_result: object) -> None: ...

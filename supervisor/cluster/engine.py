@@ -28,7 +28,7 @@ from typing import Literal, Protocol
 from msgspec import Struct
 
 from musterd.ipc.errors import MusterdError
-from musterd.ipc.resilience.policy import SECOND_NS, BreakerPolicy, RetryPolicy
+from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import (
     NOT_GIVEN,
     Failure,
@@ -38,7 +38,7 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
     TaskView,
 )
-from musterd.supervisor.core.model.policy import CachePolicy, GatePolicy, TargetPolicy
+from musterd.supervisor.core.model import shared
 
 BATCH_MAX = 1000  # tasks in one call; around 100 is fastest
 INTERRUPTIONS_MAX = 20  # shutdowns and recycles that one task may survive: no task runs for ever
@@ -47,7 +47,12 @@ AGING_TURN = 16  # at most one grant of this many goes to an aged task of a lowe
 HISTORY_MAX = 10  # failed attempts that a task remembers
 GOOD_TTL_NS = 7 * 24 * 3600 * SECOND_NS  # a site that was shut for longer has changed
 QUEUE_FULL_RETRY_NS = SECOND_NS  # how full a queue is, is counted once a second
+RECENT_NS_MAX = 10 * SECOND_NS  # that `recent` looks back
+DEAD_COUNTED_MAX = 10_000
+SITES_SEEN_MAX = 1000  # of a cluster that has more, those with a breaker that is not closed first
+FINISHED, UNSUCCESSFUL = "finished", "unsuccessful"  # for a filter: any final state, all but one
 PROGRESS_GAP_NS = SECOND_NS  # between two reports of one task
+CHANGES_MAX = 1000  # of schedules' results, in one answer: the newest
 MARKS_MAX = 10_000  # reports of progress in one answer
 
 
@@ -129,6 +134,7 @@ class NodeView(Struct, frozen=True):
     beat_age_ns: int
     software: str
     pools: tuple[PoolCard, ...]
+    lost: bool = False  # it was reaped, and has not come back
 
 
 class Reaped(Struct, frozen=True):
@@ -228,10 +234,12 @@ class Fetched(Struct, frozen=True):
 class TaskFilter(Struct, frozen=True):
     pool: str = ""
     target: str = ""
-    state: str = ""  # queued, waiting, running, or a final state; "": any
+    state: str = ""  # queued, waiting, running, or a final state; UNSUCCESSFUL, FINISHED; "": any
     error: str = ""  # part of the last error
     key: str = ""
     schedule: str = ""
+    ids: tuple[str, ...] | None = None  # for purge; None: any
+    older_ns: int = 0  # for purge: ended at least so long ago
     limit: int = 100
 
 
@@ -240,6 +248,15 @@ class Count(Struct, frozen=True):
     level: int
     state: str
     tasks: int
+
+
+class Recent(Struct, frozen=True):
+    """What became of tasks of a pool lately."""
+
+    pool: str
+    succeeded: int
+    failed: int
+    dead: int  # failed tasks that are kept, of the newest DEAD_COUNTED_MAX of all pools
 
 
 class Ticked(Struct, frozen=True):
@@ -253,25 +270,8 @@ class Ticked(Struct, frozen=True):
 # -- what all share ---------------------------------------------------------------------------
 
 
-class ScheduleCard(Struct, frozen=True):
-    """A schedule of the cluster. The engine keeps `plan` for the nodes, and does not read it."""
-
-    name: str
-    plan: bytes = b""
-    notify: bool = False  # note when the result has changed
-
-
-class ClusterPolicy(Struct, frozen=True):
-    """What must be one for all nodes."""
-
-    retry: RetryPolicy = RetryPolicy()
-    breaker: BreakerPolicy = BreakerPolicy()
-    classes: dict[str, GatePolicy] = {}
-    class_breakers: dict[str, BreakerPolicy] = {}
-    targets: dict[str, TargetPolicy] = {}
-    target: TargetPolicy = TargetPolicy()  # of targets without a policy of their own
-    cache: CachePolicy = CachePolicy()
-    schedules: tuple[ScheduleCard, ...] = ()
+ScheduleCard = shared.ScheduleCard
+ClusterPolicy = shared.ClusterPolicy
 
 
 class PolicyView(Struct, frozen=True):
@@ -287,6 +287,8 @@ class SiteView(Struct, frozen=True):
     open_for_ns: int = 0
     failures: int = 0
     inside: int = 0  # claims that hold a place
+    reopenings: int = 0
+    waiting: int = 0  # queued tasks, counted up to 1,000
 
 
 class DueSchedule(Struct, frozen=True):
@@ -298,7 +300,34 @@ class DueSchedule(Struct, frozen=True):
     last_ns: int  # all instants up to this one are settled; 0: none yet
     now_ns: int  # wall-clock time of the engine
     memory: bytes
-    alive: str  # id of the newest run, if that has not ended
+    alive: str  # id of a run that has not ended, the newest; also one that was retried by hand
+
+
+class ScheduleView(Struct, frozen=True):
+    """A schedule for people. `due` is as for a node, so that it can be run by hand."""
+
+    due: DueSchedule
+    next_ns: int | None  # wall-clock time of the engine; None: never again
+    paused: bool = False
+    notify: bool = False
+    runs: int = 0
+    skipped: int = 0
+    task: str = ""  # id of the newest run
+    ran_ns: int = 0  # its instant
+    state: str = ""  # of that run; "": it is not known any more
+
+
+class Run(Struct, frozen=True):
+    """The task of one instant of a schedule."""
+
+    instant_ns: int
+    spec: TaskSpec
+
+
+class Settled(Struct, frozen=True):
+    """What became of the runs of a schedule, in their order."""
+
+    verdicts: tuple[Verdict, ...] = ()
 
 
 class StateAsk(Struct, frozen=True):
@@ -345,6 +374,14 @@ class ChangeNote(Struct, frozen=True):
     schedule: str
     task: str
     digest: str
+    announced: bool = False  # a node has taken it upon itself to alert people
+
+
+class Changed(Struct, frozen=True):
+    """Changes since the call before; `after` is for the next call."""
+
+    notes: tuple[ChangeNote, ...]
+    after: str
 
 
 class ProgressMark(Struct, frozen=True):
@@ -419,8 +456,11 @@ class Engine(Protocol):
     def drain(self, name: str, *, draining: bool) -> bool:
         """Grant nothing more to a node, or again; return whether there is one of that name."""
 
-    def forget(self, name: str) -> bool:
-        """End a node's tenure, and forget what it declared."""
+    def forget(self, name: str, *, force: bool = True) -> bool:
+        """End a node's tenure, and forget what it declared; return whether that was done.
+
+        Without `force` a node that is alive is not forgotten.
+        """
 
     # -- tasks
     def submit(
@@ -448,7 +488,12 @@ class Engine(Protocol):
         """Forget ended tasks; return how many."""
 
     def view(self, id_: str) -> TaskView | None: ...
-    def find(self, which: TaskFilter) -> list[TaskView]: ...
+    def find(self, which: TaskFilter) -> list[TaskView]:
+        """Return tasks, newest first, live ones before those that have ended."""
+
+    def recent(self, span_ns: int) -> list[Recent]:
+        """Say what ended within this time, at most RECENT_NS_MAX, for each pool."""
+
     def counts(self) -> list[Count]: ...
     def invalidate(self, key: str, *, prefix: bool = False) -> None: ...
     def tick(self) -> Ticked:
@@ -494,17 +539,35 @@ class Engine(Protocol):
     def settle(
         self,
         due: DueSchedule,
-        tasks: Sequence[TaskSpec],
+        runs: Sequence[Run],
         *,
         last_ns: int,
         next_ns: int | None,
         memory: bytes,
-    ) -> bool:
+        skipped: int = 0,
+        anew: bool = False,
+    ) -> Settled | None:
         """Submit the runs of a due schedule and move on to its next instant.
 
-        False, and nothing happened, if another node was first.
+        None, and nothing happened, if another node was first. A run that is refused counts as
+        skipped. `anew` forgets the last result: the next one is no change; then nothing is run.
         """
 
-    def changes(self, after: int = 0) -> list[ChangeNote]: ...
+    def schedules(self) -> list[ScheduleView]: ...
+    def pause(self, name: str, *, paused: bool) -> bool:
+        """Pause a schedule, or let it go on without the instants of the pause.
+
+        Return whether there is one of that name.
+        """
+
+    def changes(self, after: str = "") -> Changed:
+        """Return the changes since a call, at most CHANGES_MAX; first the newest of each schedule.
+
+        No change is left out because its transaction took longer than that of a later one.
+        """
+
+    def announce(self, number: int, token: int) -> bool:
+        """Take it upon the caller to alert people of a change; True for one token."""
+
     def statistics(self, age_ns: int = 0) -> Statistics | None:
         """Return figures at most this old; older ones, or None, while another node is looking."""

@@ -52,7 +52,7 @@ from musterd.supervisor.cluster.client_requests import (
 )
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
-    ChangeNote,
+    Changed,
     Ended,
     Fetched,
     ProgressMark,
@@ -134,7 +134,7 @@ class Gateway:
         # Changes of schedules.
         self._followers: dict[bytes, bool] = {}  # whether each has its first answer
         self._newest: dict[str, Change] | None = None
-        self._change = 0
+        self._change = ""
         self._changes = Lane()
         self._changes_at_ns = 0
 
@@ -275,7 +275,7 @@ class Gateway:
             self._marked_ns = lane.called_ns
             self._tell_progress(result)
         else:
-            assert isinstance(result, list)
+            assert isinstance(result, Changed)
             self._changed(result)
 
     def _failed(self, event: EngineFailed) -> None:
@@ -573,11 +573,10 @@ class Gateway:
         self._changes_at_ns = self._now_ns + CHANGES_NS
         self._call(self._changes, "changes", self._change)
 
-    def _changed(self, notes: list[ChangeNote]) -> None:
+    def _changed(self, result: Changed) -> None:
         first, newest = self._newest is None, self._newest or {}
-        self._newest = newest
-        for note in notes:
-            self._change = max(self._change, note.number)
+        self._newest, self._change = newest, result.after
+        for note in result.notes:
             change = newest[note.schedule] = Change(note.schedule, note.task, note.digest)
             if not first and any(self._followers.values()):
                 self._out.append(TellChange(change))

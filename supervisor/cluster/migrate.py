@@ -13,6 +13,7 @@ from zlib import crc32
 
 import msgspec
 import psycopg
+from msgspec import Struct
 from psycopg import sql
 
 from musterd.supervisor.cluster import checks
@@ -26,8 +27,22 @@ ROLES = ("submit", "node", "admin")
 Connection = psycopg.Connection[tuple[object, ...]]
 
 
+class Migration(Struct, frozen=True):
+    """What a migration did."""
+
+    before: int  # version of the schema; 0: there was none
+    version: int
+    roles: tuple[str, ...] = ()  # that it made
+
+
 def migrate(url: str, schema: str = SCHEMA) -> int:
     """Bring the database to our version; return the version it had (0: none)."""
+    return run(url, schema).before
+
+
+def run(url: str, schema: str = SCHEMA) -> Migration:
+    """Bring the database to our version; return what was done."""
+    made: tuple[str, ...] = ()
     connection = checks.connect(url)
     with connection:
         checks.server(connection)
@@ -35,11 +50,11 @@ def migrate(url: str, schema: str = SCHEMA) -> int:
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (locks(schema),))
             found = checks.version(connection, schema)
             if found is None:
-                _create(connection, schema)
+                made = _create(connection, schema)
             before = found.version if found is not None else 0
             for number in range(before + 1, VERSION + 1):
                 _run(connection, schema, number)
-    return before
+    return Migration(before, max(before, VERSION), made)
 
 
 def locks(schema: str) -> int:
@@ -53,7 +68,9 @@ def role(schema: str, name: str) -> str:
     return f"{schema}_{name}"
 
 
-def _create(connection: Connection, schema: str) -> None:
+def _create(connection: Connection, schema: str) -> tuple[str, ...]:
+    """Create the schema and the roles that the server does not have; return these."""
+    made = []
     try:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
         for name in ROLES:
@@ -61,6 +78,7 @@ def _create(connection: Connection, schema: str) -> None:
             if connection.execute(known, (role(schema, name),)).fetchone() is None:
                 create = sql.SQL("CREATE ROLE {} NOLOGIN")
                 connection.execute(create.format(sql.Identifier(role(schema, name))))
+                made.append(role(schema, name))
     except psycopg.errors.InsufficientPrivilege as error:
         user = connection.info.user
         roles = ", ".join(role(schema, name) for name in ROLES)
@@ -69,6 +87,7 @@ def _create(connection: Connection, schema: str) -> None:
             f"{error.diag.message_primary}; migrate as a user with CREATEROLE that may create "
             f"schemas in this database"
         ) from None
+    return tuple(made)
 
 
 def _run(connection: Connection, schema: str, number: int) -> None:

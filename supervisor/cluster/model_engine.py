@@ -4,7 +4,7 @@ It is pure: the clock and the random generator are handed in. It is what the eng
 compared with, so it is written to be read, not to be fast: a claim sorts what is queued.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from msgspec import structs
@@ -14,19 +14,16 @@ from musterd.ipc.wire.messages import (
     LOW,
     QUEUED,
     RUNNING,
-    WAITING,
     Outcome,
-    TaskSpec,
-    TaskView,
 )
 from musterd.supervisor.cluster.engine import (
     AGING_TURN,
+    CHANGES_MAX,
     MARKS_MAX,
     PROGRESS_GAP_NS,
-    Backlog,
+    Changed,
     ChangeNote,
     ClusterPolicy,
-    Count,
     DueSchedule,
     End,
     Ended,
@@ -46,16 +43,16 @@ from musterd.supervisor.cluster.engine import (
     PolicyView,
     ProgressMark,
     Reaped,
+    Run,
     ScheduleCard,
-    SiteView,
+    ScheduleView,
+    Settled,
     StateAsk,
     StateView,
     Statistics,
-    TaskFilter,
     Told,
     Want,
 )
-from musterd.supervisor.cluster.model_ends import Ends
 from musterd.supervisor.cluster.model_records import (
     JOINED,
     LaneKey,
@@ -65,10 +62,10 @@ from musterd.supervisor.cluster.model_records import (
     Schedule,
     Task,
 )
-from musterd.supervisor.cluster.model_sites import Site
+from musterd.supervisor.cluster.model_views import Views
 
 
-class ModelEngine(Ends):
+class ModelEngine(Views):
     def __init__(self, clock: Callable[[], int], rng: Random, *, wall_ns: int = 0) -> None:
         super().__init__(clock, rng, wall_ns)
         self._tenure = 0
@@ -162,6 +159,7 @@ class ModelEngine(Ends):
             if node.tenure and not self._alive(node):
                 tenure = node.tenure
                 reaped.append(Reaped(node.card.name, tenure, self._end_tenure(node)))
+                node.lost = True
         return reaped
 
     def _end_tenure(self, node: Node) -> int:
@@ -188,9 +186,27 @@ class ModelEngine(Ends):
                 now_ns - node.beat_ns,
                 node.card.software,
                 node.card.pools,
+                node.lost,
             )
             for node in sorted(self.board.nodes.values(), key=lambda each: each.card.name)
         ]
+
+    def statistics(self, age_ns: int = 0) -> Statistics | None:
+        nodes = tuple(
+            NodeSeen(
+                node.name,
+                node.tenure,
+                node.alive,
+                node.draining,
+                node.claims,
+                node.beat_age_ns,
+                node.software,
+                tuple(sorted({pool.name for pool in node.pools if pool.tasks})),
+            )
+            for node in self.nodes()
+        )
+        backlogs = tuple(self.backlogs())
+        return Statistics(counts=tuple(self.counts()), backlogs=backlogs, nodes=nodes)
 
     def drain(self, name: str, *, draining: bool) -> bool:
         found = [node for node in self.board.nodes.values() if node.card.name == name]
@@ -198,8 +214,9 @@ class ModelEngine(Ends):
             node.draining = draining
         return bool(found)
 
-    def forget(self, name: str) -> bool:
+    def forget(self, name: str, *, force: bool = True) -> bool:
         found = [each for each in self.board.nodes.values() if each.card.name == name]
+        found = [each for each in found if force or not self._alive(each)]
         for node in found:
             if node.tenure:
                 self._end_tenure(node)
@@ -357,88 +374,12 @@ class ModelEngine(Ends):
             return task
         return self.board.live[self.board.groups[task.spec.key].leader]
 
-    def view(self, id_: str) -> TaskView | None:
-        task, done = self.board.live.get(id_), self.board.done.get(id_)
-        if task is not None:
-            node = self.board.of(task.tenure) if task.tenure else None
-            return task.view(node.card.name if node is not None else "", self.wall_ns)
-        return done.view(self.wall_ns) if done is not None else None
-
-    def find(self, which: TaskFilter) -> list[TaskView]:
-        live = [each for each in self.board.live.values() if self._fits(each, which)]
-        live.sort(key=lambda each: each.seq)
-        done = [each for each in self.board.done.values() if self._fits(each.task, which)]
-        done.sort(key=lambda each: -each.number)
-        views = [self.view(task.spec.id) for task in [*live, *(each.task for each in done)]]
-        return [
-            structs.replace(view, args=b"", value=b"")
-            for view in views
-            if view is not None and which.state in ("", view.state)
-        ][: which.limit]
-
-    def _fits(self, task: Task, which: TaskFilter) -> bool:
-        return (
-            which.pool in ("", task.pool)
-            and which.target in ("", task.spec.target)
-            and which.key in ("", task.spec.key)
-            and which.error in task.error
-            and (not which.schedule or task.spec.id.startswith(f"@{which.schedule}."))
-        )
-
-    def purge(self, which: TaskFilter) -> int:
-        chosen = [
-            id_
-            for id_, each in self.board.done.items()
-            if self._fits(each.task, which) and which.state in ("", each.outcome.state)
-        ]
-        for id_ in chosen:
-            del self.board.done[id_]
-        return len(chosen)
-
     def retain(self, keep_ns: int) -> int:
         until_ns = self.clock() - keep_ns
         old = [id_ for id_, each in self.board.done.items() if each.finished_ns < until_ns]
         for id_ in old:
             del self.board.done[id_]
         return len(old)
-
-    def counts(self) -> list[Count]:
-        numbers: dict[tuple[str, int, str], int] = {}
-        for task in self.board.live.values():
-            key = (task.pool, task.level, WAITING if task.state == JOINED else task.state)
-            numbers[key] = numbers.get(key, 0) + 1
-        return [Count(*key, number) for key, number in sorted(numbers.items())]
-
-    def statistics(self, age_ns: int = 0) -> Statistics | None:
-        nodes = tuple(
-            NodeSeen(
-                node.name,
-                node.tenure,
-                node.alive,
-                node.draining,
-                node.claims,
-                node.beat_age_ns,
-                node.software,
-                tuple(sorted({pool.name for pool in node.pools if pool.tasks})),
-            )
-            for node in self.nodes()
-        )
-        backlogs = tuple(self._backlogs())
-        return Statistics(counts=tuple(self.counts()), backlogs=backlogs, nodes=nodes)
-
-    def _backlogs(self) -> Iterator[Backlog]:
-        now_ns, shut = self.clock(), {site.target for site in self.sites_.all() if self._shut(site)}
-        found: dict[tuple[str, int], list[int]] = {}
-        for task in self.board.live.values():
-            if task.state == QUEUED and task.spec.target not in shut:
-                found.setdefault((task.pool, task.level), []).append(now_ns - task.queued_ns)
-        for key, waits in sorted(found.items()):
-            yield Backlog(*key, len(waits), max(waits))
-
-    def _shut(self, site: Site) -> bool:
-        places = site.policy.max_concurrent
-        full = bool(places) and self.inside(site.target) >= places
-        return full or site.shut(self.clock())
 
     # -- policy -------------------------------------------------------------------------------
 
@@ -465,10 +406,6 @@ class ModelEngine(Ends):
             known.turn += 1
             known.next_ns = 0
         known.card = card
-
-    def sites(self) -> list[SiteView]:
-        views = [s.view(self.clock(), self.inside(s.target)) for s in self.sites_.all()]
-        return sorted((v for v in views if v is not None), key=lambda view: view.target)
 
     # -- handlers -----------------------------------------------------------------------------
 
@@ -544,37 +481,94 @@ class ModelEngine(Ends):
     def due(self) -> list[DueSchedule]:
         wall_ns = self.clock() + self.wall_ns
         return [
-            DueSchedule(
-                name,
-                each.card.plan,
-                each.turn,
-                each.last_ns,
-                wall_ns,
-                each.memory,
-                each.task if each.task in self.board.live else "",
-            )
+            self._due(name, each)
             for name, each in sorted(self.board.schedules.items())
-            if each.next_ns is not None and each.next_ns <= wall_ns
+            if each.next_ns is not None and each.next_ns <= wall_ns and not each.paused
         ]
+
+    def _due(self, name: str, each: Schedule) -> DueSchedule:
+        alive = [id_ for id_ in self.board.live if id_.startswith(f"@{name}.")]
+        return DueSchedule(
+            name,
+            each.card.plan,
+            each.turn,
+            each.last_ns,
+            self.clock() + self.wall_ns,
+            each.memory,
+            max(alive, default=""),
+        )
 
     def settle(
         self,
         due: DueSchedule,
-        tasks: Sequence[TaskSpec],
+        runs: Sequence[Run],
         *,
         last_ns: int,
         next_ns: int | None,
         memory: bytes,
-    ) -> bool:
+        skipped: int = 0,
+        anew: bool = False,
+    ) -> Settled | None:
         known = self.board.schedules.get(due.name)
         if known is None or known.turn != due.turn:
-            return False
+            return None
         known.turn += 1
         known.last_ns, known.next_ns, known.memory = last_ns, next_ns, memory
-        for task in tasks:
-            known.task = task.id
-        self.submit(tasks)
-        return True
+        known.skipped += skipped
+        if anew:
+            known.digest = ""
+        verdicts = self.submit([each.spec for each in runs])
+        for run, verdict in zip(runs, verdicts, strict=True):
+            if verdict.state == "rejected":
+                known.skipped += 1
+            else:
+                known.runs += 1
+                known.task, known.ran_ns = run.spec.id, run.instant_ns
+        return Settled(tuple(verdicts))
 
-    def changes(self, after: int = 0) -> list[ChangeNote]:
-        return [note for note in self.board.changes if note.number > after]
+    def schedules(self) -> list[ScheduleView]:
+        views = []
+        for name, each in sorted(self.board.schedules.items()):
+            newest = self.view(each.task)
+            views.append(
+                ScheduleView(
+                    self._due(name, each),
+                    each.next_ns,
+                    each.paused,
+                    each.card.notify,
+                    each.runs,
+                    each.skipped,
+                    each.task,
+                    each.ran_ns,
+                    newest.state if newest is not None else "",
+                )
+            )
+        return views
+
+    def pause(self, name: str, *, paused: bool) -> bool:
+        known = self.board.schedules.get(name)
+        if known is not None and known.paused != paused:
+            known.paused = paused
+            known.turn += 1
+            if not paused and known.last_ns:
+                known.last_ns = max(known.last_ns, self.clock() + self.wall_ns)
+            if not paused and known.next_ns is not None:
+                known.next_ns = 0
+        return known is not None
+
+    def changes(self, after: str = "") -> Changed:
+        changes = self.board.changes
+        if after:
+            found = [note for note in changes if note.number > int(after)]
+        else:
+            found = sorted({note.schedule: note for note in changes}.values(), key=_number)
+        return Changed(tuple(found[-CHANGES_MAX:]), str(len(changes)))
+
+    def announce(self, number: int, token: int) -> bool:
+        note = self.board.changes[number - 1]
+        self.board.changes[number - 1] = structs.replace(note, announced=True)
+        return self.board.announced.setdefault(number, token) == token
+
+
+def _number(note: ChangeNote) -> int:
+    return note.number

@@ -116,6 +116,7 @@ class Node(Struct, eq=False):
     beat_ns: int
     epoch: str
     draining: bool = False
+    lost: bool = False  # it was reaped
 
 
 class Pool(Struct, eq=False):
@@ -149,7 +150,11 @@ class Schedule(Struct, eq=False):
     last_ns: int = 0
     next_ns: int | None = 0
     memory: bytes = b""
-    task: str = ""
+    task: str = ""  # the newest run
+    ran_ns: int = 0
+    runs: int = 0
+    skipped: int = 0
+    paused: bool = False
     digest: str = ""
 
 
@@ -175,6 +180,7 @@ class Board(Struct, eq=False):
     state: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     locks: dict[str, list[Lock]] = field(default_factory=dict)  # the first one has it
     changes: list[ChangeNote] = field(default_factory=list)
+    announced: dict[int, int] = field(default_factory=dict)  # changes, and whose token took them
     seq: int = 0
     ends: int = 0
 

@@ -111,13 +111,21 @@ class Site:
         self.budget.pass_time(now_ns)
         return self.budget.spend()
 
-    def view(self, now_ns: int, inside: int) -> SiteView | None:
+    def view(self, now_ns: int, inside: int, waiting: int) -> SiteView | None:
         """Return what people see; None if there is nothing to see."""
         breaker = self.breaker
         if breaker.as_new and not (self.policy.max_concurrent or self.policy.rate):
             return None
         open_for = breaker.open_until_ns - now_ns if breaker.state == BreakerState.OPEN else 0
-        return SiteView(self.target, str(breaker.state), max(0, open_for), breaker.failures, inside)
+        return SiteView(
+            self.target,
+            str(breaker.state),
+            max(0, open_for),
+            breaker.failures,
+            inside,
+            breaker.reopenings,
+            waiting,
+        )
 
 
 class Sites:

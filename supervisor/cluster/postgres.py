@@ -32,6 +32,7 @@ from musterd.supervisor.cluster.columns import (
 )
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
+    Changed,
     ChangeNote,
     ClusterPolicy,
     Count,
@@ -55,6 +56,10 @@ from musterd.supervisor.cluster.engine import (
     PolicyView,
     ProgressMark,
     Reaped,
+    Recent,
+    Run,
+    ScheduleView,
+    Settled,
     SiteView,
     StateAsk,
     StateView,
@@ -74,6 +79,7 @@ from musterd.supervisor.cluster.rows import (
     grant,
     note_lanes,
     outcome,
+    tally,
     tell,
     view,
 )
@@ -92,22 +98,38 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 class PostgresEngine:
-    def __init__(self, url: str, schema: str = SCHEMA, *, alone: int = 0) -> None:
-        """`alone` is a number that one session has at a time: a former one is ended before."""
+    def __init__(
+        self, url: str, schema: str = SCHEMA, *, alone: int = 0, patience_seconds: float = 0
+    ) -> None:
+        """`alone` is a number that one session has at a time: a former one is ended before.
+
+        With `patience_seconds` a call that takes longer is ended by the server.
+        """
         self._url = url
         self._alone = alone
+        self._patience_ms = round(patience_seconds * 1000)
         self._schema = schema
         self._connection: psycopg.Connection[Row] | None = None
         self._queries: dict[str, sql.Composed] = {}
 
-    def check(self, function: str = "claim_1") -> list[str]:
-        """Refuse a database that cannot be used; return warnings about the others."""
+    def check(self, function: str = "claim_1", role: str = "node") -> list[str]:
+        """Refuse a database that cannot be used, or a user without `role` that may not call the
+        function; return warnings about the others."""
         connection = self._connected()
         checks.server(connection)
         checks.pooler(connection, self._url)
         checks.usable(connection, self._schema, VERSION)
-        checks.may(connection, self._schema, function)
+        checks.may(connection, self._schema, function, role)
         return checks.warnings(connection)
+
+    def cluster(self) -> str:
+        """Return which cluster this is: a random name that it keeps."""
+        query = sql.SQL("SELECT cluster::text FROM {}()").format(
+            sql.Identifier(self._schema, "version_1")
+        )
+        row = self._connected().execute(query).fetchone()
+        assert row is not None
+        return str(row[0])
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -123,6 +145,9 @@ class PostgresEngine:
             connection = checks.connect(self._url)
             if self._alone:
                 checks.be_alone(connection, self._alone)
+            if self._patience_ms:
+                limit = "SELECT set_config('statement_timeout', %s, false)"
+                connection.execute(limit, (str(self._patience_ms),))
             self._connection = connection
         return self._connection
 
@@ -231,18 +256,16 @@ class PostgresEngine:
     def nodes(self) -> list[NodeView]:
         views = []
         for row in self._call("nodes_1"):
-            identity, name, tenure, alive, draining, claims, age_ns, software, card = row
-            pools = _unpack_card(card).pools
-            views.append(
-                NodeView(identity, name, tenure, alive, draining, claims, age_ns, software, pools)
-            )
+            identity, name, tenure, alive, draining, claims, age_ns, software, card, lost = row
+            known = (identity, name, tenure, alive, draining, claims, age_ns, software)
+            views.append(NodeView(*known, _unpack_card(card).pools, lost))
         return views
 
     def drain(self, name: str, *, draining: bool) -> bool:
         return bool(self._call("drain_1", name, draining)[0][0])
 
-    def forget(self, name: str) -> bool:
-        rows = self._call("forget_1", name)
+    def forget(self, name: str, *, force: bool = True) -> bool:
+        rows = self._call("forget_1", name, force)
         wakes = Wakes()
         tell([row[1:] for row in rows], wakes)
         self._wake(wakes)
@@ -362,7 +385,11 @@ class PostgresEngine:
         return rejected
 
     def purge(self, which: TaskFilter) -> int:
-        return int(self._call("purge_1", *conditions(which))[0][0])
+        ids = list(which.ids) if which.ids is not None else None
+        total = 0
+        while number := int(self._call("purge_1", *conditions(which), ids, which.older_ns)[0][0]):
+            total += number
+        return total
 
     def view(self, id_: str) -> TaskView | None:
         rows = self._call("view_1", id_)
@@ -370,6 +397,9 @@ class PostgresEngine:
 
     def find(self, which: TaskFilter) -> list[TaskView]:
         return [view(row) for row in self._call("find_1", *conditions(which), which.limit)]
+
+    def recent(self, span_ns: int) -> list[Recent]:
+        return [Recent(*row) for row in self._call("recent_1", span_ns)]
 
     def counts(self) -> list[Count]:
         rows = self._call("counts_1")
@@ -399,7 +429,11 @@ class PostgresEngine:
 
     def policy(self) -> PolicyView:
         [(version, doc)] = self._call("policy_1")
-        return PolicyView(version, msgspec.json.decode(doc, type=ClusterPolicy))
+        try:
+            return PolicyView(version, msgspec.json.decode(doc, type=ClusterPolicy))
+        except msgspec.DecodeError as error:
+            why = f"policy {version} of the cluster cannot be read by this version ({error})"
+            raise EngineError(f"{why}: upgrade musterd here") from None
 
     def apply(self, policy: ClusterPolicy, former: int) -> int:
         return int(self._call("apply_1", msgspec.json.encode(policy), former)[0][0])
@@ -467,27 +501,48 @@ class PostgresEngine:
     def settle(
         self,
         due: DueSchedule,
-        tasks: Sequence[TaskSpec],
+        runs: Sequence[Run],
         *,
         last_ns: int,
         next_ns: int | None,
         memory: bytes,
-    ) -> bool:
-        wakes, newest = Wakes(), tasks[-1].id if tasks else None
+        skipped: int = 0,
+        anew: bool = False,
+    ) -> Settled | None:
+        assert not (anew and runs), "the row of its last result is locked after those of tasks"
+        wakes = Wakes()
+        verdicts: list[Verdict] = []
         try:
             with self._connected().transaction():
-                row = (due.name, due.turn, last_ns, next_ns, memory, newest)
-                settled = bool(self._call("settle_1", *row)[0][0])
-                if settled:
-                    self._submit(tasks, 0, False, wakes)
+                row = (due.name, due.turn, last_ns, next_ns, memory, skipped, anew)
+                if not self._call("settle_1", *row)[0][0]:
+                    return None
+                if runs:
+                    verdicts = self._submit([each.spec for each in runs], 0, False, wakes)
+                    self._call("ran_1", due.name, *tally(runs, verdicts))
         except psycopg.Error as error:
             raise self._refusal(error) from error
-        if settled:
-            self._wake(wakes)
-        return settled
+        self._wake(wakes)
+        return Settled(tuple(verdicts))
 
-    def changes(self, after: int = 0) -> list[ChangeNote]:
-        return [ChangeNote(*row) for row in self._call("changes_1", after)]
+    def schedules(self) -> list[ScheduleView]:
+        views = []
+        for row in self._call("schedules_1"):
+            *shown, number = row[7:]
+            shown.append(STATES[number] if number is not None else "")
+            views.append(ScheduleView(DueSchedule(*row[:7]), *shown))
+        return views
+
+    def pause(self, name: str, *, paused: bool) -> bool:
+        return bool(self._call("pause_1", name, paused)[0][0])
+
+    def changes(self, after: str = "") -> Changed:
+        [(now, *lists)] = self._call("changes_1", after)
+        rows = zip(*[each or () for each in lists], strict=True)
+        return Changed(tuple([ChangeNote(*row) for row in rows]), now)
+
+    def announce(self, number: int, token: int) -> bool:
+        return bool(self._call("announce_1", number, token)[0][0])
 
     def statistics(self, age_ns: int = 0) -> Statistics | None:
         for found_ns, doc in self._call("statistics_1", age_ns):

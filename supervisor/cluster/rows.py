@@ -21,7 +21,15 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
     TaskView,
 )
-from musterd.supervisor.cluster.engine import Grant, TaskFilter, Told
+from musterd.supervisor.cluster.engine import (
+    FINISHED,
+    UNSUCCESSFUL,
+    Grant,
+    Run,
+    TaskFilter,
+    Told,
+    Verdict,
+)
 
 Row = tuple[Any, ...]
 
@@ -119,8 +127,19 @@ def grant(row: Row) -> Grant:
     return Grant(spec, claim, attempt, crashes, interruptions, class_, probe, expires_in)
 
 
+def tally(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> tuple[object, ...]:
+    """Return how many runs of a schedule were taken, how many refused, and the newest of them."""
+    taken = [
+        run for run, verdict in zip(runs, verdicts, strict=True) if verdict.state != "rejected"
+    ]
+    newest = (taken[-1].spec.id, taken[-1].instant_ns) if taken else (None, None)
+    return (len(taken), len(runs) - len(taken), *newest)
+
+
 def conditions(which: TaskFilter) -> tuple[object, ...]:
+    groups = {FINISHED: [4, 5, 6, 7], UNSUCCESSFUL: [5, 6, 7]}
     states = [number for number, state in STATES.items() if state == which.state]
+    states = groups.get(which.state, states)
     return (
         which.pool,
         which.target,

@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import Change
+from musterd.ipc.wire.node_messages import PoolCard
 from musterd.supervisor.cluster.engine import ProgressMark
 from musterd.supervisor.core.model import actions
 
@@ -36,6 +37,13 @@ class PoolsNotified(Struct, frozen=True):
 
 class NodeNotified(Struct, frozen=True):
     """The engine has orders for this node."""
+
+
+class Standing(Struct, frozen=True):
+    """A node in its cluster, as the claimer knows it."""
+
+    policy: int  # version of the applied policy
+    cards: tuple[PoolCard, ...]  # pools whose tasks the engine knows from this node
 
 
 class LookedUp(Struct, frozen=True):

@@ -1,12 +1,11 @@
 """Turn what the engine tells into messages to the supervisor, and the supervisor's cards back."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from msgspec import Struct, field, structs
 
 from musterd.ipc.wire import node_messages as wire
-from musterd.ipc.wire.messages import BATCH_BYTES_MAX
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.gateway import Figures as GatewayFigures
 from musterd.supervisor.core.model import actions
@@ -23,7 +22,6 @@ class Figures(Struct):
     fenced: int = 0  # results that did not count
     reaped: int = 0
     failed_calls: int = 0
-    policy: int = 0
 
 
 def engine_card(card: wire.PoolCard) -> engine.PoolCard:
@@ -65,31 +63,19 @@ def seen(found: engine.Statistics, at_ns: int) -> wire.Seen:
     )
 
 
-def attempt_of(grant: engine.Grant, called_ns: int) -> wire.Attempt:
-    """Return the grant for the supervisor, with instants of this machine's clock."""
-    return wire.Attempt(
-        grant.spec,
-        grant.claim,
-        grant.attempt,
-        grant.crashes,
-        grant.interruptions,
-        grant.policy,
-        called_ns + grant.expires_in_ns if grant.expires_in_ns else 0,
+def node_lost(reaped: engine.Reaped) -> actions.Report:
+    reason = (
+        f"node '{reaped.name}' was not heard of for its lease: {reaped.claims} claims went back; "
+    )
+    reason += "look at that machine, and at its way to the database"
+    return actions.Report(
+        "cluster.node_lost", "warning", reason=reason, node=reaped.name, count=reaped.claims
     )
 
 
-def portions(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:
-    """Cut attempts into messages of about BATCH_BYTES_MAX, at least one in each."""
-    portion: list[wire.Attempt] = []
-    size = 0
-    for attempt in attempts:
-        size += len(attempt.spec.args)
-        if portion and size > BATCH_BYTES_MAX:
-            yield portion
-            portion, size = [], len(attempt.spec.args)
-        portion.append(attempt)
-    if portion:
-        yield portion
+def results(ends: Iterable[wire.AttemptEnd], but: Collection[str] = ()) -> int:
+    """Return how many of these ends somebody has worked for, without those of these tasks."""
+    return sum(end.kind in ("succeeded", "failed") and end.id not in but for end in ends)
 
 
 def notice(report: actions.Report) -> wire.Notice:
@@ -99,7 +85,9 @@ def notice(report: actions.Report) -> wire.Notice:
     return wire.Notice(report.event, level, reason, report.node, report.count)
 
 
-def figures(claimer: Figures, gateway: GatewayFigures, *, refusing: bool) -> wire.Figures:
+def figures(
+    claimer: Figures, gateway: GatewayFigures, *, refusing: bool, policy: int
+) -> wire.Figures:
     times = claimer.claim_times
     return wire.Figures(
         claimer.claims,
@@ -114,5 +102,5 @@ def figures(claimer: Figures, gateway: GatewayFigures, *, refusing: bool) -> wir
         gateway.refused,
         gateway.told,
         refusing,
-        claimer.policy,
+        policy,
     )

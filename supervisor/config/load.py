@@ -10,7 +10,7 @@ import difflib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 import msgspec
 from msgspec import Struct
@@ -48,6 +48,9 @@ from musterd.supervisor.config.sources import (
 
 DEFAULT_FILE = Path("/etc/musterd/musterd.toml")
 BUILT_IN = "built-in"
+
+
+S = TypeVar("S", bound=Section)
 
 
 class Loaded(Struct, frozen=True):
@@ -110,6 +113,23 @@ def load(
         for own, source in INHERITED_KEYS.items():
             origins.setdefault(f"pools.{name}.{own}", origins[source])
     return Loaded(inherited(config), origins)
+
+
+def load_part(cls: type[S], path: Path) -> tuple[S, list[str]]:
+    """Return some sections of the configuration, as one file with its drop-ins has them.
+
+    The other sections that it has are told, and not read. ConfigurationError lists all problems.
+    """
+    problems: list[str] = []
+    tree = read_files([path], path, problems, problems)
+    own = {field.encode_name for field in msgspec.structs.fields(cls)}
+    known = {field.encode_name for field in msgspec.structs.fields(Config)} | {"profiles"}
+    others = [name for name in tree.entries if name in known - own]
+    entries = {name: node for name, node in tree.entries.items() if name not in others}
+    made = _Check(problems, whole=not problems).section(cls, Table(str(path), entries), ())
+    if problems or not isinstance(made, cls):
+        raise ConfigurationError("\n".join(dict.fromkeys(problems)))
+    return made, others
 
 
 def _usual_pools(tree: Table) -> Table:
@@ -399,7 +419,58 @@ def show(loaded: Loaded) -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
-def flat(config: Config) -> dict[str, object]:
+def show_part(section: Section) -> str:
+    """Return TOML that loads to the same sections, without what is built in."""
+    lines: list[str] = []
+    for path, said in _said(section):
+        lines += ["", f"[{dotted(path)}]"]
+        lines += [f"{dotted(key)} = {_toml(value)}" for key, value in said.items()]
+    return "\n".join(lines[1:]) + "\n" if lines else ""
+
+
+def flat_part(section: Section) -> dict[str, object]:
+    """Return the keys of these sections that are not as built in; {} for an empty table."""
+    keys: dict[str, object] = {}
+    for path, said in _said(section):
+        keys |= {dotted((*path, *key)): value for key, value in said.items()}
+        if not said:
+            keys[dotted(path)] = {}
+    return keys
+
+
+def _said(section: Section) -> Iterator[tuple[Key, dict[Key, object]]]:
+    """Yield each table that somebody may have written, with what is not as built in."""
+    built_in, written = _written(type(section)()), _written(section)
+    for field in msgspec.structs.fields(type(section)):
+        name, sections = field.encode_name, _sections(field.type)
+        if sections is None:
+            said = _unusual(written.get(name, {}), built_in.get(name, {}))
+            if said:
+                yield (name,), said
+            continue
+        for entry, table in written[name].items():
+            yield (name, entry), _unusual(table, _defaults(sections))
+
+
+def _unusual(table: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[Key, object]:
+    return {key: value for key, value in _flat(table) if _at_path(usual, key) != value}
+
+
+def _defaults(cls: type[Section]) -> dict[str, Any]:
+    """Return what a table of these sections has where nothing is given."""
+    needed = {each.name: "" for each in msgspec.structs.fields(cls) if each.required}
+    written = _written(cls(**needed))
+    return {key: value for key, value in written.items() if key not in needed}
+
+
+def _at_path(table: Mapping[str, Any], path: Key) -> Any:
+    found: Any = table
+    for part in path:
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
+
+
+def flat(config: Section) -> dict[str, object]:
     """Return every key that has a value, as a file would give it."""
     return {dotted(path): value for path, value in _flat(_written(config))}
 

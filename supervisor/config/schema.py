@@ -360,8 +360,8 @@ class Config(Section, frozen=True):
 
     def conflicts(self) -> Iterator[Conflict]:
         yield from _secret_conflicts(self)
-        yield from _class_conflicts(self)
-        yield from _target_conflicts(self)
+        yield from class_conflicts(self)
+        yield from target_conflicts(self)
         yield from _workers_conflicts(self)
         for name in self.cluster.pools:
             if name not in self.pools:
@@ -458,14 +458,14 @@ def _secret_conflicts(config: Config) -> Iterator[Conflict]:
                 )
 
 
-def _class_conflicts(config: Config) -> Iterator[Conflict]:
+def class_conflicts(config: Config) -> Iterator[Conflict]:
     for name, each in config.classes.items():
         path = ("classes", name)
         yield from _under((*path, "retry"), config.retry, each.retry)
         yield from _under((*path, "breaker"), config.breaker, each.breaker)
 
 
-def _target_conflicts(config: Config) -> Iterator[Conflict]:
+def target_conflicts(config: Config) -> Iterator[Conflict]:
     for name, each in config.targets.items():
         path = ("targets", name)
         if each.policy and each.policy not in config.classes:

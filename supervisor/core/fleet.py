@@ -221,6 +221,8 @@ class Fleet:
             events.AttemptsCancelled: claims.cancelled,
             events.AttemptsLost: claims.lost,
             events.EndsConfirmed: claims.confirmed,
+            events.PolicyShared: claims.rules.shared,
+            events.ScheduleNoted: claims.rules.noted,
             events.StatesTold: requests.states_told,
             events.LocksTold: requests.locks_told,
         }

@@ -84,7 +84,7 @@ class Reload:
         for sidecar in parts.sidecars.values():
             sidecar.follow()
         parts.claims.follow()
-        parts.schedules.follow(policy.schedules)
+        parts.schedules.follow()
         wanted = {each.name: each for each in policy.pools}
         self._asked = {name: asked for name, asked in self._asked.items() if name in wanted}
         for pool in list(state.pools.values()):

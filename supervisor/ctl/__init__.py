@@ -1,8 +1,10 @@
 """Implement musterctl: its commands, their output, the shell and `top`.
 
-musterctl talks to the daemon over control.sock alone.
+musterctl talks to the daemon over control.sock alone, and to a cluster through its PostgreSQL
+(`cluster_link`). Without --cluster and `musterctl cluster` it imports nothing of the daemon.
 
-May import: api, ipc.client, ipc.errors, ipc.resilience, ipc.wire, system, text.
+May import: api, cluster, config, core.model, ipc.client, ipc.errors, ipc.resilience, ipc.wire,
+settings, store, system, text.
 Not for: anything that runs in the daemon.
 """
 
@@ -16,6 +18,7 @@ from musterd.supervisor.api import rpc
 from musterd.supervisor.ctl import (  # noqa: F401 - each adds its commands to cli
     alerts,
     breakers,
+    cluster,
     daemon,
     fleet,
     memory,
@@ -24,6 +27,8 @@ from musterd.supervisor.ctl import (  # noqa: F401 - each adds its commands to c
     tasks,
 )
 from musterd.supervisor.ctl.app import (
+    CLUSTER_UNREACHABLE,
+    CLUSTER_UNUSABLE,
     DONE,
     FAILED,
     NO_SUCH_NAME,
@@ -32,6 +37,7 @@ from musterd.supervisor.ctl.app import (
     Settings,
     cli,
 )
+from musterd.supervisor.ctl.cluster_link import ClusterAway, ClusterUnusable
 from musterd.supervisor.ctl.connection import NoAnswer, TooLong, Unreachable
 from musterd.supervisor.ctl.output import emit_json, prepare_output, warn
 from musterd.supervisor.ctl.supervisorctl import Instead
@@ -83,6 +89,12 @@ def _failed(settings: Settings, error: MusterdError) -> int:
     elif isinstance(error, rpc.RpcError):
         code = _CODE_OF.get(error.code, FAILED)
         body = rpc.ErrorBody(error.code, error.message, error.data)
+    elif isinstance(error, ClusterAway):
+        code = CLUSTER_UNREACHABLE
+        body = rpc.ErrorBody(code, str(error))
+    elif isinstance(error, ClusterUnusable):
+        code = CLUSTER_UNUSABLE
+        body = rpc.ErrorBody(code, str(error))
     elif isinstance(error, (TooLong, Instead)):
         code = USAGE
     warn(str(error))

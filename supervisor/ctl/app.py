@@ -4,16 +4,20 @@
     1  failed                           7  any other command: daemon unreachable
     2  usage
     3  `status`: not every pool at its target size
+   69  PostgreSQL unreachable          78  the cluster is not configured, or cannot be used
 
 A command asks the daemon, shows the answer and returns its exit code, or raises; `main` turns an
 error into a line on standard error and an exit code. With --json the daemon's answer goes to
 standard output unchanged, and the exit codes are the same.
+
+With --cluster the answer comes from PostgreSQL (cluster_answers.py) in the place of the daemon's,
+for the commands that have it.
 """
 
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 import msgspec
@@ -28,7 +32,11 @@ from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.connection import Connection, Unreachable
 from musterd.supervisor.ctl.output import emit, emit_json, warn
 
+if TYPE_CHECKING:
+    from musterd.supervisor.ctl.cluster_answers import ClusterConnection
+
 DONE, FAILED, USAGE, NOT_AT_TARGET, NO_SUCH_NAME, UNREACHABLE = 0, 1, 2, 3, 4, 7
+CLUSTER_UNREACHABLE, CLUSTER_UNUSABLE = 69, 78
 
 COMPLETION_SECONDS = 1.0  # nobody who pressed Tab waits longer
 ANSWER_SECONDS = 10.0  # for requests answered at once; a wait for an outcome has no limit
@@ -44,6 +52,10 @@ class Settings(Struct):
     json: bool = False
     timeout: float | None = None
     no_block: bool = False
+    cluster: bool = False  # ask the cluster instead of the daemon
+    config: tuple[str, ...] = ()  # files, for [cluster]
+    url: str = ""  # of the cluster's PostgreSQL
+    url_file: str = ""
     command: str = ""
     shell: Callable[["Settings"], int] | None = None  # runs where no command is given
 
@@ -102,6 +114,56 @@ no_block = click.option(
 )
 
 
+def _remember(attribute: str) -> Callable[[click.Context, click.Parameter, Any], None]:
+    def remember(ctx: click.Context, _parameter: click.Parameter, given: Any) -> None:
+        if given:
+            setattr(ctx.ensure_object(Settings), attribute, given)
+
+    return remember
+
+
+on_cluster = click.option(
+    "--cluster",
+    is_flag=True,
+    expose_value=False,
+    callback=_flag("cluster"),
+    help="Ask the cluster, about all its nodes, instead of the daemon.",
+)
+_cluster_place = (
+    click.option(
+        "-c",
+        "--config",
+        multiple=True,
+        metavar="FILE",
+        expose_value=False,
+        callback=_remember("config"),
+        help="Read [cluster] in this file. [default: /etc/musterd/musterd.toml]",
+    ),
+    click.option(
+        "--url",
+        metavar="URL",
+        expose_value=False,
+        callback=_remember("url"),
+        help="The cluster's PostgreSQL instead of [cluster]; no password in it. "
+        "[default: $MUSTERD_CLUSTER_URL]",
+    ),
+    click.option(
+        "--url-file",
+        metavar="FILE",
+        expose_value=False,
+        callback=_remember("url_file"),
+        help="File with the URL of the cluster's PostgreSQL.",
+    ),
+)
+
+
+def cluster_place(decorated: Function) -> Function:
+    """Add the options that say where the cluster is."""
+    for option in reversed(_cluster_place):
+        decorated = option(decorated)
+    return decorated
+
+
 @click.group(
     cls=Musterctl,
     invoke_without_command=True,
@@ -123,6 +185,8 @@ no_block = click.option(
     "waits for an outcome]",
 )
 @no_block
+@on_cluster
+@cluster_place
 @click.version_option(__version__, message="musterctl %(version)s")
 @click.pass_context
 def cli(ctx: click.Context, socket: str | None, timeout: float | None) -> int:
@@ -142,14 +206,16 @@ def cli(ctx: click.Context, socket: str | None, timeout: float | None) -> int:
     return DONE
 
 
-def command(name: str, *options: Callable[[Function], Function]) -> Callable[[Function], Function]:
+def command(
+    name: str, *options: Callable[[Function], Function], group: click.Group | None = None
+) -> Callable[[Function], Function]:
     """Register a command that receives the settings and also takes --json after its name."""
 
     def register(function: Function) -> Function:
         decorated: Any = click.pass_obj(function)
         for option in reversed((*options, _json)):
             decorated = option(decorated)
-        cli.command(name)(decorated)
+        (group or cli).command(name)(decorated)
         return function
 
     return register
@@ -190,7 +256,12 @@ any_names = click.argument(
 # -- requests ---------------------------------------------------------------------------------
 
 
-def connect(settings: Settings, *, waits: bool = False) -> Connection:
+def connect(settings: Settings, *, waits: bool = False) -> "Connection | ClusterConnection":
+    """Connect to the daemon, or to the cluster where that is asked."""
+    if settings.cluster:
+        from musterd.supervisor.ctl.cluster_answers import ClusterConnection
+
+        return ClusterConnection(settings)
     timeout = settings.timeout
     if timeout is None and not waits:
         timeout = ANSWER_SECONDS

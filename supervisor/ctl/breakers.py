@@ -5,7 +5,7 @@ import click
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import BreakerList, BreakerStatus
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act
+from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act, on_cluster
 from musterd.supervisor.text.printable import printable
 
 _HEADS = ["SITE", "STATE", "OPEN", "FAILURES", "OPENED", "RUNNING", "WAITING"]
@@ -17,6 +17,7 @@ _ACTIONS = ("open", "close", "reset", "disable")
     "breaker",
     click.argument("action", type=click.Choice(("list", *_ACTIONS)), default="list"),
     click.argument("target", required=False, metavar="[SITE]"),
+    on_cluster,
 )
 def breaker(settings: Settings, action: str, target: str | None) -> int:
     """List circuit breakers, or change the one of a site."""

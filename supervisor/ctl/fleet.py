@@ -22,9 +22,11 @@ from musterd.supervisor.ctl.app import (
     command,
     connect,
     no_block,
+    on_cluster,
     report,
     slot_names,
 )
+from musterd.supervisor.ctl.cluster_link import ClusterAway
 from musterd.supervisor.ctl.connection import NoAnswer, Unreachable
 from musterd.supervisor.ctl.output import emit, warn
 from musterd.supervisor.text.printable import printable, printable_json
@@ -37,6 +39,7 @@ CLEAR = "\x1b[H\x1b[2J"  # the screen of a terminal
     "status",
     any_names,
     click.option("-w", "--watch", is_flag=True, help="Refresh every 2 s until Ctrl-C."),
+    on_cluster,
 )
 def status(settings: Settings, names: tuple[str, ...], watch: bool) -> int:
     """Show pools and workers. Exit 3 unless every pool is at its target size."""
@@ -45,8 +48,16 @@ def status(settings: Settings, names: tuple[str, ...], watch: bool) -> int:
         return _watch(settings, params)
     fleet = ask(settings, params, FleetStatus)
     if not settings.json:
-        emit(show.fleet(fleet, colour=show.coloured()))
+        emit(_shown(settings, fleet))
     return DONE if fleet.at_target else NOT_AT_TARGET
+
+
+def _shown(settings: Settings, fleet: FleetStatus) -> str:
+    if settings.cluster:
+        from musterd.supervisor.ctl import cluster_view
+
+        return cluster_view.fleet_text(fleet, colour=show.coloured())
+    return show.fleet(fleet, colour=show.coloured())
 
 
 def _watch(settings: Settings, params: rpc.Status) -> int:
@@ -58,14 +69,14 @@ def _watch(settings: Settings, params: rpc.Status) -> int:
             try:
                 with connect(settings) as connection:
                     answer = connection.request(params)
-            except (Unreachable, NoAnswer) as error:
+            except (Unreachable, NoAnswer, ClusterAway) as error:
                 if not seen:
                     raise
                 text = printable(f"{error}; retrying")
             else:
                 fleet = msgspec.json.decode(answer, type=FleetStatus)
                 code, seen = DONE if fleet.at_target else NOT_AT_TARGET, True
-                text = show.fleet(fleet, colour=show.coloured())
+                text = _shown(settings, fleet)
                 if settings.json:
                     text = printable_json(bytes(answer).decode())
             if not emit(f"{clear}{text}"):

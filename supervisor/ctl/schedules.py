@@ -5,7 +5,7 @@ import click
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import ScheduleList, ScheduleStatus
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act
+from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act, on_cluster
 from musterd.supervisor.text.printable import printable
 
 _HEADS = ["SCHEDULE", "STATE", "TASK", "WHEN", "NEXT", "LAST", "RUNS", "SKIPPED", "RESULT"]
@@ -21,6 +21,7 @@ _ACTIONS: dict[str, type[rpc.RunSchedule | rpc.PauseSchedule | rpc.ResumeSchedul
     "schedule",
     click.argument("action", type=click.Choice(("list", *_ACTIONS)), default="list"),
     click.argument("name", required=False),
+    on_cluster,
 )
 def schedule(settings: Settings, action: str, name: str | None) -> int:
     """List schedules, or run one now, pause it or resume it."""

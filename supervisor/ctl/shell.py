@@ -61,6 +61,10 @@ def _options_before(settings: Settings) -> list[str]:
     words = ["-s", settings.socket] if settings.socket else []
     words += ["--timeout", f"{settings.timeout:g}"] if settings.timeout else []
     words += ["--json"] if settings.json else []
+    words += ["--cluster"] if settings.cluster else []
+    words += [word for file in settings.config for word in ("-c", file)]
+    words += ["--url", settings.url] if settings.url else []
+    words += ["--url-file", settings.url_file] if settings.url_file else []
     return words + (["--no-block"] if settings.no_block else [])
 
 

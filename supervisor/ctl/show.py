@@ -50,6 +50,11 @@ _COLOUR_OF = {
     "failed": RED,
     "expired": RED,
     "cancelled": GREY,
+    "alive": GREEN,
+    "draining": YELLOW,
+    "silent": YELLOW,
+    "lost": RED,
+    "left": GREY,
 }
 _GAP = "  "
 
@@ -117,14 +122,14 @@ def table(heads: list[str], rows: list[list[str]], state_column: int, *, colour:
             fitted[-1] = row[-1][: room - 1] + "…"
         fitted[-1] = fitted[-1].rstrip()
         if colour and row is heads:
-            fitted = [_paint(cell, BOLD) for cell in fitted]
+            fitted = [paint(cell, BOLD) for cell in fitted]
         elif colour:
-            fitted[state_column] = _paint(fitted[state_column], _COLOUR_OF.get(row[state_column]))
+            fitted[state_column] = paint(fitted[state_column], _COLOUR_OF.get(row[state_column]))
         lines.append(_GAP.join(fitted).rstrip())
     return "\n".join(lines)
 
 
-def _paint(text: str, colour: str | None) -> str:
+def paint(text: str, colour: str | None) -> str:
     return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
 
 
@@ -155,13 +160,13 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
         parts[0] += printable(f"  events {_web(status.events)}")
     if status.cluster is not None:
         parts.append(
-            _paint(
+            paint(
                 printable(f"cluster: {headline(status.cluster)}"),
                 _cluster_colour(status.cluster) if colour else None,
             )
         )
     if status.problem:
-        parts.append(_paint(printable(f"PROBLEM: {status.problem}"), RED if colour else None))
+        parts.append(paint(printable(f"PROBLEM: {status.problem}"), RED if colour else None))
     if not status.pools:
         return parts[0] + "\n\nno pools configured"
     parts.append(table(_POOL_HEADS, [_pool_row(pool) for pool in status.pools], 1, colour=colour))
@@ -277,7 +282,7 @@ def tasks(found: TaskList, *, colour: bool) -> str:
 
 
 def _task_row(task: TaskStatus) -> list[str]:
-    note = task.waits_for or task.worker
+    note = task.waits_for or task.worker or task.node
     if task.failure is not None:
         note = failure_line(task.failure)
     return [
@@ -334,6 +339,7 @@ def task(status: TaskStatus) -> str:
         ("attempts", str(status.attempt)),
         ("crashes", str(status.crashes) if status.crashes else ""),
         ("worker", status.worker),
+        ("node", status.node),
         ("submitted", moment(status.submitted_at) if status.submitted_at else ""),
         ("finished", moment(status.finished_at) if status.finished_at else ""),
         ("run time", duration(status.run_seconds) if status.run_seconds else ""),

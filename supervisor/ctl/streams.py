@@ -10,7 +10,15 @@ import msgspec
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import RecentEvents, TailResult
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import DONE, FAILED, Settings, any_names, command, connect
+from musterd.supervisor.ctl.app import (
+    DONE,
+    FAILED,
+    Settings,
+    any_names,
+    command,
+    connect,
+    on_cluster,
+)
 from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.output import emit, emit_json, warn
 from musterd.supervisor.ctl.supervisorctl import without_stream
@@ -77,6 +85,7 @@ def _as_json(fields: dict[str, Any]) -> list[str]:
     click.option(
         "--kind", "kinds", multiple=True, help="Only these events: worker.*, breaker.open, ..."
     ),
+    on_cluster,
 )
 def events(
     settings: Settings,
@@ -143,6 +152,7 @@ def tail(settings: Settings, names: tuple[str, ...], follow: bool, lines: int) -
         show_default=True,
         help="Seconds between refreshes.",
     ),
+    on_cluster,
 )
 def top(settings: Settings, seconds: float) -> int:
     """Show the fleet live, full screen; q quits."""

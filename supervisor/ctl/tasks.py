@@ -38,6 +38,7 @@ from musterd.supervisor.ctl.app import (
     command,
     connect,
     no_block,
+    on_cluster,
 )
 from musterd.supervisor.ctl.arguments import (
     AGE_CONFIGURED,
@@ -47,7 +48,7 @@ from musterd.supervisor.ctl.arguments import (
     value_of,
 )
 from musterd.supervisor.ctl.connection import Connection, NoAnswer
-from musterd.supervisor.ctl.output import emit, warn
+from musterd.supervisor.ctl.output import emit, emit_json, warn
 from musterd.supervisor.text.printable import printable
 
 ON_OPEN = ("wait", "fail", "fallback")
@@ -236,6 +237,7 @@ def _write(text: str) -> None:
     ),
     _pool,
     _limit,
+    on_cluster,
 )
 def tasks(settings: Settings, state: Any, pool: str, limit: int) -> int:
     """List tasks, newest first."""
@@ -243,16 +245,41 @@ def tasks(settings: Settings, state: Any, pool: str, limit: int) -> int:
     found = ask(settings, params, TaskList)
     if not settings.json:
         emit(show.tasks(found, colour=show.coloured()))
+        if found.cluster:
+            emit(
+                "this node of a cluster knows what runs here: all are in musterctl --cluster tasks"
+            )
     return DONE
 
 
-@command("task", click.argument("task_id", metavar="ID"))
+@command("task", click.argument("task_id", metavar="ID"), on_cluster)
 def task(settings: Settings, task_id: str) -> int:
     """Show one task: its state, attempts, error and result."""
-    found = ask(settings, rpc.GetTask(id=task_id), TaskStatus)
+    try:
+        found = ask(settings, rpc.GetTask(id=task_id), TaskStatus)
+    except rpc.RpcError as error:
+        if not isinstance(error.data, dict) or not error.data.get("cluster"):
+            raise
+        found = _of_cluster(settings, task_id, error)
     if not settings.json:
         emit(show.task(found))
     return DONE
+
+
+def _of_cluster(settings: Settings, task_id: str, error: rpc.RpcError) -> TaskStatus:
+    """Return a task that is not on this node."""
+    from musterd.supervisor.ctl.node_tasks import NodeTasks, NotAsked
+
+    try:
+        with NodeTasks(settings) as node:
+            found = node.find(task_id)
+    except NotAsked:
+        raise error from None
+    if found is None:
+        raise rpc.RpcError(rpc.NO_SUCH_NAME, f"no such task in the cluster: {task_id!r}") from None
+    if settings.json:
+        emit_json(msgspec.json.encode(found))
+    return found
 
 
 @command(
@@ -269,19 +296,31 @@ def cache(settings: Settings, action: str, key: str) -> int:
     return DONE
 
 
-@command("cancel", click.argument("ids", nargs=-1, required=True, metavar="ID..."), no_block)
+@command(
+    "cancel", click.argument("ids", nargs=-1, required=True, metavar="ID..."), no_block, on_cluster
+)
 def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
     """Cancel tasks and wait until they have ended."""
     params = rpc.CancelTasks(ids=list(ids), no_block=settings.no_block)
-    result = ask(settings, params, TaskList, waits=not settings.no_block)
+    with connect(settings, waits=not settings.no_block) as connection:
+        answer = connection.request(params)
+    result = msgspec.json.decode(answer, type=TaskList)
+    if result.cluster and result.missing:
+        result = _cancel_elsewhere(settings, result)
+        answer = msgspec.Raw(msgspec.json.encode(result))
+    if settings.json:
+        emit_json(answer)
     if not settings.json and result.tasks:
         emit("\n".join(printable(f"{task.id}: {task.state}") for task in result.tasks))
     if result.missing:
-        warn(f"no such task: {', '.join(result.missing)}: see musterctl tasks")
+        shared = settings.cluster or result.cluster
+        where = "musterctl --cluster tasks" if shared else "musterctl tasks"
+        warn(f"no such task: {', '.join(result.missing)}: see {where}")
         return NO_SUCH_NAME
     too_late = [task.id for task in result.tasks if task.state in ("succeeded", "failed")]
     if too_late:
-        warn(f"ended before it was cancelled: {', '.join(too_late)}: see musterctl task ID")
+        look = "musterctl --cluster task" if settings.cluster else "musterctl task"
+        warn(f"ended before it was cancelled: {', '.join(too_late)}: see {look} ID")
         return FAILED
     # The daemon has waited for the tasks of its pools: these are in the store and have no pool.
     stranded = [task.id for task in result.tasks if task.state not in FINAL_STATES]
@@ -295,6 +334,18 @@ def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
     return DONE
 
 
+def _cancel_elsewhere(settings: Settings, here: TaskList) -> TaskList:
+    """Cancel the tasks that this node does not know, wherever in the cluster they are."""
+    from musterd.supervisor.ctl.node_tasks import NodeTasks, NotAsked
+
+    try:
+        with NodeTasks(settings) as node:
+            tasks, missing = node.cancel(here.missing, wait=not settings.no_block)
+    except NotAsked:
+        return here
+    return TaskList(tasks=[*here.tasks, *tasks], missing=missing, cluster=True)
+
+
 # -- failed tasks -----------------------------------------------------------------------------
 
 
@@ -302,12 +353,15 @@ def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
     "dead",
     _pool,
     _limit,
+    on_cluster,
 )
 def dead(settings: Settings, pool: str, limit: int) -> int:
     """List failed tasks, newest first, with their errors."""
     found = ask(settings, rpc.ListDead(pool=pool, limit=limit), TaskList)
     if not settings.json:
         emit(_dead_table(found))
+        if found.cluster:
+            emit("failed tasks of the cluster are in musterctl --cluster dead")
     return DONE
 
 
@@ -331,13 +385,15 @@ def _dead_row(task: TaskStatus) -> list[str]:
     ]
 
 
-@command("retry", click.argument("ids", nargs=-1, required=True, metavar="ID..."))
+@command("retry", click.argument("ids", nargs=-1, required=True, metavar="ID..."), on_cluster)
 def retry(settings: Settings, ids: tuple[str, ...]) -> int:
     """Run failed, expired or cancelled tasks again. They keep their ids."""
     result = ask(settings, rpc.RetryTasks(ids=list(ids)), RetryResult)
     if not settings.json and result.retried:
         emit("\n".join(printable(f"{id_}: queued") for id_ in result.retried))
-    return _refused(result.refused)
+    if result.cluster and result.refused:
+        warn("tasks of the cluster are run again with musterctl --cluster retry ID")
+    return _refused(settings, result.refused)
 
 
 @command(
@@ -347,6 +403,7 @@ def retry(settings: Settings, ids: tuple[str, ...]) -> int:
     click.option(
         "--older-than", metavar="D", help="Tasks that failed at least this long ago: 12h, 7d."
     ),
+    on_cluster,
 )
 def purge(
     settings: Settings, *, ids: tuple[str, ...], everything: bool, older_than: str | None
@@ -361,7 +418,7 @@ def purge(
     result = ask(settings, params, PurgeResult, waits=True)
     if not settings.json:
         emit(f"{result.purged} failed tasks deleted")
-    return _refused(result.refused)
+    return _refused(settings, result.refused)
 
 
 def _older_than(duration: str) -> float:
@@ -373,9 +430,10 @@ def _older_than(duration: str) -> float:
         raise click.BadParameter(f"{duration!r} {error}", param_hint="--older-than") from error
 
 
-def _refused(refused: list[RefusedTask]) -> int:
+def _refused(settings: Settings, refused: list[RefusedTask]) -> int:
+    look = "musterctl --cluster task" if settings.cluster else "musterctl task"
     for each in refused:
-        warn(f"{each.reason}: see musterctl task {each.id}")
+        warn(f"{each.reason}: see {look} {each.id}")
     if any(each.code == _NO_SUCH_TASK for each in refused):
         return NO_SUCH_NAME
     return FAILED if refused else DONE

@@ -35,13 +35,16 @@ KEYS_QUIT = ("q", "Q", "\x04")
 def run(settings: Settings, seconds: float) -> int:
     """Show the fleet until q is pressed; print once where standard output is no terminal."""
     looker = Looker(settings)
-    first = looker.look()  # an unreachable daemon is reported as for every command
-    if settings.json:
-        emit_json(msgspec.json.encode(first))
-    elif sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
-        _print_once(first)
-    else:
-        Top(looker, first, seconds).run()
+    try:
+        first = looker.look()  # an unreachable daemon is reported as for every command
+        if settings.json:
+            emit_json(msgspec.json.encode(first))
+        elif sys.stdout is None or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb":
+            _print_once(first)
+        else:
+            Top(looker, first, seconds).run()
+    finally:
+        looker.close()
     return DONE
 
 

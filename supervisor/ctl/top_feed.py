@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 import psutil
@@ -27,10 +28,13 @@ from musterd.supervisor.api.status import (
     TaskList,
     TaskStatus,
 )
-from musterd.supervisor.api.verdict import Verdict, verdict
+from musterd.supervisor.api.verdict import BAD, Reason, Verdict, verdict
 from musterd.supervisor.ctl.app import Settings, connect
 from musterd.supervisor.ctl.connection import Connection
 from musterd.supervisor.system.linux import descendants, family
+
+if TYPE_CHECKING:
+    from musterd.supervisor.ctl.cluster_answers import ClusterConnection
 
 ANSWER_SECONDS = 5.0  # a slower daemon is shown as unreachable
 EVENTS_SHOWN_MAX = 5
@@ -107,9 +111,18 @@ class Looker:
         self._looks = 0
         self._dead: list[TaskStatus] = []
         self._dead_of = -1  # number of failed tasks when they were listed
+        self._cluster: ClusterConnection | None = None
+        self._events: list[dict[str, object]] = []  # of a cluster, so far
+
+    def close(self) -> None:
+        """End the connection to a cluster, where there is one."""
+        if self._cluster is not None:
+            self._cluster.close()
 
     def look(self) -> Snapshot:
         """Take a snapshot; MusterdError if the daemon does not answer."""
+        if self._settings.cluster:
+            return self._of_cluster()
         with connect(self._settings) as connection:
             fleet = connection.get(rpc.Status(), FleetStatus)
             breakers = connection.get(rpc.ListBreakers(), BreakerList).breakers
@@ -136,7 +149,34 @@ class Looker:
             failed_rates=self._failed.since(now, failed),
         )
 
-    def _refresh_dead(self, connection: Connection, fleet: FleetStatus) -> None:
+    def _of_cluster(self) -> Snapshot:
+        """Take a snapshot of all nodes, over one connection."""
+        if self._cluster is None:
+            from musterd.supervisor.ctl.cluster_answers import ClusterConnection
+
+            self._cluster = ClusterConnection(self._settings)
+        connection = self._cluster
+        fleet = connection.look()
+        breakers = connection.get(rpc.ListBreakers(), BreakerList).breakers
+        happened = connection.new_events()
+        if self._looks:  # what differs from nothing did not happen now
+            self._events = [*self._events, *happened][-EVENTS_SHOWN_MAX:]
+        self._refresh_dead(connection, fleet)
+        wrong = [Reason(BAD, line) for line in fleet.problem.split("\n") if line]
+        return Snapshot(
+            at=time.time(),
+            fleet=fleet,
+            health=Verdict(BAD, "Action needed", wrong) if wrong else Verdict(),
+            breakers=breakers,
+            events=self._events,
+            dead=self._dead,
+            done_rates=connection.done_rates,
+            failed_rates=connection.failed_rates,
+        )
+
+    def _refresh_dead(
+        self, connection: "Connection | ClusterConnection", fleet: FleetStatus
+    ) -> None:
         """List failed tasks only when there may be new ones: the daemon reads them from disk."""
         failed = sum(pool.failed for pool in fleet.pools)
         due = self._looks % DEAD_EVERY == 0

@@ -17,6 +17,7 @@ from musterd.supervisor.api.status import (
     STARTING,
     STOPPED,
     BreakerStatus,
+    NodeStatus,
     PoolStatus,
     WorkerStatus,
 )
@@ -51,6 +52,7 @@ STYLES = {
     "paused": WARN,
     "drained": WARN,
 }
+NODE_STYLES = {"alive": GOOD, "draining": WARN, "silent": WARN, "lost": BAD, "left": DIM}
 _STYLE_OF = {WARNING: WARN, CRITICAL: BAD}  # of a reason
 
 
@@ -69,6 +71,8 @@ def screen(
     """Render everything for a terminal of this width and height; height 0 has room for all.
 
     `silent` says why the daemon does not answer: the snapshot is old then."""
+    if now.fleet.database:
+        return _cluster_screen(now, area, silent)
     width, height = area
     gap = [] if 0 < height < LOW_TERMINAL else [_line("")]
     wrong = (unreachable(silent) if silent else now.health).problems
@@ -97,6 +101,45 @@ def screen(
     return Group(*parts, *filler, _footer(view, refusal))
 
 
+def _cluster_screen(now: Snapshot, area: tuple[int, int], silent: str) -> Group:
+    """Render a cluster: nodes in the place of workers."""
+    width, height = area
+    gap = [] if 0 < height < LOW_TERMINAL else [_line("")]
+    wrong = [Reason(CRITICAL, silent)] if silent else now.health.problems
+    parts: list[RenderableType] = [_headline(now, wrong, width)]
+    parts += [_line(f"  {each.text}", _STYLE_OF[each.level]) for each in wrong[:PROBLEMS_SHOWN_MAX]]
+    pools = now.fleet.pools if not height else now.fleet.pools[:POOLS_SHOWN_MAX]
+    parts += [_flow(now), *gap, _pool_table(now, pools, width), *gap]
+    used = len(parts) + len(pools) + 1  # the table of pools is one part, but has a head; of nodes
+    nodes = sorted(now.fleet.nodes, key=lambda each: each.state not in ("silent", "lost"))
+    free = height - used - 2 if height else ROOM_FOR_ALL  # "more", footer
+    below = _below(now, max(free // BELOW_SHARE, free - max(WORKERS_MIN, len(nodes))))
+    room = max(WORKERS_MIN, free - len(below))
+    shown = nodes[:room]
+    hidden = len(nodes) - len(shown)
+    more = f"  {hidden} more nodes: musterctl cluster nodes" if hidden else ""
+    parts += [_node_table(shown), _line(more, DIM), *below]
+    if not height:
+        return Group(*parts)
+    filler = [_line("")] * (height - used - len(shown) - 1 - len(below) - 1)
+    return Group(*parts, *filler, _line(" q  quit", DIM))
+
+
+def _node_table(nodes: list[NodeStatus]) -> Table:
+    columns = [("NODE", "left"), ("STATE", "left"), ("RUNNING", "right"), ("SEEN", "right")]
+    table = _plain_table(columns=[*columns, ("VERSION", "left"), ("POOLS", "left")])
+    for node in nodes:
+        table.add_row(
+            _cell(node.name, "bold"),
+            _cell(node.state, NODE_STYLES.get(node.state, "")),
+            _cell(f"{node.running}/{node.places}"),
+            _cell(short_duration(node.seen_seconds)),
+            _cell(node.version, DIM),
+            _cell(", ".join(f"{name} {places}" for name, places in node.pools.items())),
+        )
+    return table
+
+
 def _first(workers: list[WorkerStatus], chosen: str, room: int) -> int:
     """Return the first worker to show, such that the selected one is in view."""
     names = [worker.name for worker in workers]
@@ -122,13 +165,16 @@ def _headline(now: Snapshot, wrong: list[Reason], width: int) -> Table:
     fleet = now.fleet
     worst = _STYLE_OF[wrong[0].level] if wrong else GOOD
     word = "ALL OK" if not wrong else f"{len(wrong)} PROBLEM{'S' if len(wrong) > 1 else ''}"
+    what = f"musterd {fleet.version} {fleet.state}"
+    if fleet.database:
+        what = printable(f"cluster {fleet.state}  PostgreSQL {fleet.database}")
     left = Text.assemble(
         (f" {word} ", f"reverse bold {'red' if worst == BAD else worst}"),
-        f"  musterd {fleet.version} {fleet.state}",
+        f"  {what}",
         no_wrap=True,
         overflow="ellipsis",
     )
-    right = f"pid {fleet.pid}  up {duration(fleet.uptime_seconds)}  "
+    right = f"pid {fleet.pid}  up {duration(fleet.uptime_seconds)}  " if fleet.pid else "  "
     clock = time.strftime("%H:%M:%S", time.localtime(now.at))
     table = Table.grid(expand=True)
     table.add_column(ratio=1, no_wrap=True)
@@ -213,7 +259,8 @@ def _pool_table(now: Snapshot, pools: list[PoolStatus], width: int) -> Table:
     levels = PRIORITY_NAMES if wide else ()
     columns += [(name.upper(), "right") for name in levels] or [("QUEUED", "right")]
     columns += [("DONE/S", "right"), ("FAILED", "right")]
-    columns += [("RESTARTS", "right")] if wide else []
+    restarts = wide and not now.fleet.database  # a cluster counts none
+    columns += [("RESTARTS", "right")] if restarts else []
     table = _plain_table(columns=[*columns, ("NOTE", "left")])
     for pool in pools:
         state = pool.halt or pool.state
@@ -233,7 +280,7 @@ def _pool_table(now: Snapshot, pools: list[PoolStatus], width: int) -> Table:
             _cell(f"{now.done_rates.get(pool.name, 0.0):.1f}"),
             _cell(str(pool.failed), WARN if now.failed_rates.get(pool.name) else ""),
         ]
-        row += [_cell(str(pool.restarts))] if wide else []
+        row += [_cell(str(pool.restarts))] if restarts else []
         table.add_row(*row, _cell("; ".join(note), DIM))
     return table
 
@@ -323,7 +370,8 @@ def _events(now: Snapshot) -> list[Text]:
     for fields in now.events[-EVENTS_SHOWN_MAX:]:
         at = float(str(fields.get("at", 0)))
         ago = duration(max(0.0, now.at - at))
-        who = fields.get("worker") or fields.get("target") or fields.get("pool") or ""
+        named = ("worker", "node", "target", "pool")
+        who = next((fields[name] for name in named if fields.get(name)), "")
         what = " ".join(
             str(part) for part in (fields.get("event"), who, fields.get("reason")) if part
         )

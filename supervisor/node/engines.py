@@ -36,6 +36,7 @@ THREADS = {
     "claim": CLAIMS,
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
     **dict.fromkeys(("tick", "reap", "retain"), TIME),
+    **dict.fromkeys(("policy", "due", "settle", "announce"), TIME),
     **dict.fromkeys(("statistics", "find"), LOOKS),  # for people
     **dict.fromkeys(("states", "locks"), HANDLERS),
 }

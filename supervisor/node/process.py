@@ -2,7 +2,8 @@
 
     tasks.sock ── ClientPort ──► Gateway ──┐
                                            ├── Engines (threads) ──► PostgreSQL
-    node.sock ─── Connection ──► Claimer ──┘
+    node.sock ─── Connection ──► Claimer ──┤
+                                 Scheduler ┘
 
 Nothing is decided here. Errors of PostgreSQL are told without the URL, which may hold a password.
 """
@@ -24,8 +25,7 @@ import msgspec
 from setproctitle import setproctitle
 
 from musterd import __version__
-from musterd.ipc.errors import ProtocolError
-from musterd.ipc.secrets.lookup import MissingSecret, find_secret, read_secret
+from musterd.ipc.errors import ConfigurationError, ProtocolError
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.node_codec import decode_node
 from musterd.ipc.wire.node_messages import (
@@ -44,6 +44,7 @@ from musterd.supervisor.cluster.engine import EngineAway, EngineRefused, NodeCar
 from musterd.supervisor.cluster.gateway import Gateway
 from musterd.supervisor.cluster.migrate import SCHEMA
 from musterd.supervisor.cluster.postgres import PostgresEngine
+from musterd.supervisor.cluster.scheduler import Scheduler
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EndPeer,
@@ -51,14 +52,17 @@ from musterd.supervisor.cluster.sidecar_events import (
     NodeNotified,
     Notified,
     PoolsNotified,
+    Standing,
     TellChange,
 )
 from musterd.supervisor.cluster.translate import figures, notice
 from musterd.supervisor.config.redact import Redaction
+from musterd.supervisor.config.timezones import time_zone
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.node.engines import Engines, Job, Listener
 from musterd.supervisor.node.finds import find_tasks
 from musterd.supervisor.node.lookups import Lookups
+from musterd.supervisor.settings.cluster_url import cluster_url
 from musterd.supervisor.settings.node import NodeSettings
 from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
 from musterd.supervisor.sockets.declarations import Declarations
@@ -84,23 +88,6 @@ class Trouble(Exception):
     def __init__(self, message: str, code: int = EXIT_FAILED) -> None:
         super().__init__(message)
         self.code = code
-
-
-def url_of(settings: NodeSettings) -> str:
-    """Return the URL of the database; Trouble if it cannot be found."""
-    try:
-        if settings.url_file:
-            path = Path(settings.url_file)
-            url = read_secret(path.name, path)
-        elif settings.url_secret:
-            url = find_secret(settings.url_secret)
-        else:
-            url = settings.url
-    except MissingSecret as error:
-        raise Trouble(str(error), EXIT_CONFIGURATION) from None
-    if not url.strip():
-        raise Trouble(f"cluster.url_file {settings.url_file} is missing or empty", 78)
-    return url.strip()
 
 
 def identity_of(state_dir: Path) -> str:
@@ -142,6 +129,8 @@ class Sidecar:
         self._gateway = Gateway(waiter, rng)
         card = NodeCard(identity, settings.node, settings.lease_ns, __version__)
         self._claimer = Claimer(card, rng, settings.keep_ns)
+        self._scheduler = Scheduler(rng, time_zone)
+        self._standing: Standing | None = None  # as the scheduler knows it
         self._engines = Engines(url, waiter)
         handed = socket.socket(fileno=settings.tasks_fd)
         self._clients = ClientPort(
@@ -187,8 +176,8 @@ class Sidecar:
     def _wait(self) -> None:
         now_ns = time.monotonic_ns()
         due = [self._beat_ns, self._tidy_ns]  # the latter comes before SERVE_NS is over
-        due += [each for each in (self._gateway.next_deadline(), self._claimer.next_deadline())
-                if each is not None]  # fmt: skip
+        cores = (self._gateway, self._claimer, self._scheduler)
+        due += [each for core in cores if (each := core.next_deadline()) is not None]
         wait_ns = 0 if self._clients.behind else max(0, min(due) - now_ns)
         writing = select.POLLOUT if self._node.unsent else 0
         self._poll.register(self._node.fileno(), select.POLLIN | writing)
@@ -251,12 +240,14 @@ class Sidecar:
         for core, feed in (
             (self._gateway, self._feed_gateway),
             (self._claimer, self._feed_claimer),
+            (self._scheduler, self._feed_scheduler),
         ):
             due_ns = core.next_deadline()
             if due_ns is not None and due_ns <= now_ns:
                 feed(events.Ticked())
         if self.stopping and not self._leaving_ns:
             self._leaving_ns = now_ns + LEAVE_NS
+            self._feed_scheduler(claims.Leave())
             self._feed_claimer(claims.Leave())
         if self._leaving_ns and now_ns >= self._leaving_ns:
             raise Ended
@@ -267,6 +258,10 @@ class Sidecar:
             self._tell_figures()
         if now_ns >= self._beat_ns:
             self._beat(b"\n")
+        standing = self._claimer.standing
+        if standing is not None and standing != self._standing:
+            self._standing = standing
+            self._feed_scheduler(standing)
         if self._tenure != self._claimer.tenure:
             self._tenure = self._claimer.tenure
             node = f"{SCHEMA}_node_{self._tenure}"
@@ -314,6 +309,16 @@ class Sidecar:
             case actions.Report():
                 self._report(action)
 
+    def _feed_scheduler(self, event: object) -> None:
+        for action in self._scheduler.handle(time.monotonic_ns(), event):
+            match action:
+                case Call():
+                    self._call(action, self._feed_scheduler)
+                case claims.Tell(message):
+                    self._node.put(encode(message))
+                case actions.Report():
+                    self._report(action)
+
     def _feed_claimer(self, event: object) -> None:
         for action in self._claimer.handle(time.monotonic_ns(), event):
             match action:
@@ -336,7 +341,12 @@ class Sidecar:
 
     def _tell_figures(self) -> None:
         gateway = self._gateway
-        counted = figures(self._claimer.figures, gateway.figures, refusing=gateway.refusing)
+        counted = figures(
+            self._claimer.figures,
+            gateway.figures,
+            refusing=gateway.refusing,
+            policy=self._claimer.policy or 0,
+        )
         if counted != self._counted:
             self._counted = counted
             self._mention(counted)
@@ -366,7 +376,10 @@ def run(settings: NodeSettings, beat_fd: int) -> int:
     setproctitle("musterd: cluster")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        url = url_of(settings)
+        try:
+            url = cluster_url(settings.url, settings.url_file, settings.url_secret)
+        except ConfigurationError as error:
+            raise Trouble(str(error), EXIT_CONFIGURATION) from None
         sidecar = Sidecar(settings, beat_fd, url, check(url))
 
         def stop(_number: int, _frame: object) -> None:

@@ -44,6 +44,8 @@ _CONTROL_CODES = {
     "3": "status: not every pool is at its target size.",
     "4": "No such name; status: the daemon is unreachable.",
     "7": "Any other command: the daemon is unreachable.",
+    "69": "The PostgreSQL of the cluster is unreachable.",
+    "78": "No cluster is configured, or its database cannot be used.",
 }
 _TOML_TEXT = """\
 The configuration of musterd(8). Later wins, key by key: the defaults, this file, the files in
@@ -122,13 +124,15 @@ def _toml_page() -> str:
 # -- commands ---------------------------------------------------------------------------------
 
 
-def _commands(group: click.Group) -> Iterator[str]:
+def _commands(group: click.Group, before: str = "") -> Iterator[str]:
     for name, command in sorted(group.commands.items()):
         context = click.Context(command, info_name=name)
-        usage = " ".join([name, *command.collect_usage_pieces(context)])
+        usage = " ".join([before + name, *command.collect_usage_pieces(context)])
         yield f'.SS "{_line(usage)}"'
         yield _help(command)
         yield from _options(command)
+        if isinstance(command, click.Group):
+            yield from _commands(command, f"{before}{name} ")
 
 
 def _options(command: click.Command) -> Iterator[str]:

@@ -3,7 +3,7 @@
 `policy` makes the core's policy; `sidecars` and `worker_environment` make the settings of
 processes; `diff` says what a reload would change.
 
-May import: alerts, config, core.model, ipc.client, ipc.resilience, ipc.secrets, ipc.wire,
-processes, sockets, system.
+May import: alerts, config, core.model, ipc.client, ipc.errors, ipc.resilience, ipc.secrets,
+ipc.wire, processes, sockets, system.
 Not for: reading files (config).
 """

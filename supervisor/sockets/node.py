@@ -21,6 +21,7 @@ from musterd.ipc.wire.node_codec import decode_sidecar
 from musterd.ipc.wire.node_messages import (
     ATTEMPTS_MAX,
     NODE_PROTOCOL,
+    POLICY_BYTES_MAX,
     REQUESTS_MAX,
     AskLocks,
     AskStates,
@@ -41,7 +42,9 @@ from musterd.ipc.wire.node_messages import (
     Notice,
     Pools,
     ProgressMarks,
+    ScheduleNews,
     Seen,
+    SharedPolicy,
     SidecarHello,
     SidecarMessage,
     StatesTold,
@@ -51,6 +54,7 @@ from musterd.ipc.wire.node_messages import (
 from musterd.ipc.wire.router import Router
 from musterd.ipc.wire.zmtp import Message
 from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.core.model.shared import ClusterPolicy
 from musterd.supervisor.log import log
 from musterd.supervisor.sockets.listen import listen
 
@@ -61,6 +65,8 @@ NO_SIDECAR = "the cluster sidecar is not up: musterctl status says why"
 TOO_MANY = "too many look for tasks of the cluster at once: try again"
 
 Found = Callable[[FoundTasks], None]
+
+_decode_policy = msgspec.msgpack.Decoder(ClusterPolicy).decode
 
 ClusterAction = (
     actions.GreetCluster
@@ -90,6 +96,7 @@ class NodePort:
         self._found: list[object] = []
         self._finds: dict[int, Found] = {}  # by request: who waits for the answer
         self._requests = count(1)
+        self._parts = bytearray()  # of a policy that is not complete
 
     def new_token(self) -> str:
         """Return the token for the next sidecar; one given before is not accepted any more."""
@@ -119,7 +126,26 @@ class NodePort:
         if type(message) is FoundTasks:
             self._answer(message)
             return None
+        if type(message) is SharedPolicy:
+            return self._collect(peer, message)
         return event_of(message)
+
+    def _collect(self, peer: int, message: SharedPolicy) -> events.PolicyShared | None:
+        """Return the policy of the cluster when its last part is there."""
+        self._parts += message.part
+        if len(self._parts) > POLICY_BYTES_MAX:
+            self._parts.clear()
+            raise ProtocolError(f"a policy of the cluster with more than {POLICY_BYTES_MAX} bytes")
+        if message.more:
+            return None
+        encoded, self._parts = self._parts, bytearray()
+        if not encoded:
+            return events.PolicyShared(message.version, None)
+        try:
+            return events.PolicyShared(message.version, _decode_policy(encoded))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._complain(peer, f"a policy of the cluster that cannot be read: {error}")
+            return events.PolicyShared(message.version, None)
 
     def _greet(self, peer: int, hello: SidecarHello) -> events.ClusterConnected:
         if hello.protocol != NODE_PROTOCOL:
@@ -134,6 +160,7 @@ class NodePort:
         if self._peer:
             self._router.end(self._peer)
         self._peer = peer
+        self._parts.clear()
         return events.ClusterConnected()
 
     def _gone(self, peer: int) -> None:
@@ -212,8 +239,10 @@ def event_of(message: SidecarMessage) -> object:
     """Return the event that a message of the sidecar means."""
     event: object
     match message:
-        case Membership(tenure, until_ns, away, draining):
-            event = events.MembershipTold(tenure, until_ns, away, draining)
+        case Membership(tenure, until_ns, away, draining, policy):
+            event = events.MembershipTold(tenure, until_ns, away, draining, policy)
+        case ScheduleNews():
+            event = events.ScheduleNoted(*msgspec.structs.astuple(message))
         case Granted(request, pool, attempts):
             event = events.AttemptsGranted(request, pool, attempts)
         case Confirmed(held):
@@ -232,6 +261,6 @@ def event_of(message: SidecarMessage) -> object:
             event = events.ClusterCounted(message)
         case Seen():
             event = events.ClusterSeen(message)
-        case SidecarHello() | FoundTasks():
-            raise ProtocolError("a second hello, or an answer")
+        case SidecarHello() | SharedPolicy() | FoundTasks():
+            raise ProtocolError("a second hello, or no event")
     return event

@@ -6,6 +6,7 @@ A new engine implements `Store` (interface.py) and is added here.
 import time
 from pathlib import Path
 
+from musterd.supervisor.store.departure import refuse_in_doubt
 from musterd.supervisor.store.file import STOP
 from musterd.supervisor.store.interface import Store, WallTime
 from musterd.supervisor.store.memory import MemoryStore
@@ -18,4 +19,5 @@ def open_store(
     """Open the store; `path` and `on_corrupt` matter to a store on disk only."""
     if durability == "memory":
         return MemoryStore(wall_ns)
+    refuse_in_doubt(path)
     return SqliteStore(path, durability, on_corrupt, wall_ns)

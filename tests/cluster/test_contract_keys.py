@@ -1,6 +1,4 @@
-"""The contract of engines: keys, remembered results, schedules, what people see."""
-
-from hashlib import sha256
+"""The contract of engines: keys, remembered results, what people see."""
 
 import psycopg
 from postgres import Cluster
@@ -23,7 +21,6 @@ from musterd.supervisor.cluster.engine import (
     JOINED_MAX,
     ClusterPolicy,
     Count,
-    ScheduleCard,
     TaskFilter,
 )
 from musterd.supervisor.cluster.migrate import locks
@@ -218,68 +215,6 @@ def test_memory_has_so_many_keys(rig: Rig) -> None:
     asked = [rig.task(key=f"k{number}", cache_ns=100 * SECOND_NS) for number in range(5)]
     states = [each.state for each in rig.engine.submit(asked)]
     assert states == ["accepted"] * 2 + ["answered"] * 3
-
-
-# -- schedules ----------------------------------------------------------------------------------
-
-
-def scheduled(rig: Rig, **card: object) -> None:
-    rig.apply(ClusterPolicy(schedules=(ScheduleCard("kites", b"plan", **card),)))  # type: ignore[arg-type]
-
-
-def test_of_two_nodes_that_see_a_due_schedule_one_runs_it(rig: Rig) -> None:
-    scheduled(rig)
-    a = rig.join()
-    [due], [again] = rig.engine.due(), rig.engine.due()
-    assert (due.name, due.plan, due.last_ns, due.memory, due.alive) == (
-        "kites",
-        b"plan",
-        0,
-        b"",
-        "",
-    )
-    next_ns = due.now_ns + 60 * SECOND_NS
-    how = {"last_ns": due.now_ns, "next_ns": next_ns, "memory": b"m"}
-    assert rig.engine.settle(due, [rig.task(id="@kites.1")], **how)  # type: ignore[arg-type]
-    assert not rig.engine.settle(again, [rig.task(id="@kites.2")], **how)  # type: ignore[arg-type]
-    assert rig.engine.due() == []
-    assert [each.id for each in rig.claim(a, 5)] == ["@kites.1"]
-    rig.pass_time(61)
-    [due] = rig.engine.due()
-    assert (due.last_ns, due.memory, due.alive) == (how["last_ns"], b"m", "@kites.1")
-
-
-def test_a_schedule_that_is_never_due_again_is_silent(rig: Rig) -> None:
-    scheduled(rig)
-    [due] = rig.engine.due()
-    assert rig.engine.settle(due, [], last_ns=1, next_ns=None, memory=b"")
-    rig.pass_time(10_000)
-    assert rig.engine.due() == []
-
-
-def test_another_plan_is_looked_at_anew_and_a_removed_schedule_is_gone(rig: Rig) -> None:
-    scheduled(rig)
-    [due] = rig.engine.due()
-    rig.apply(ClusterPolicy(schedules=(ScheduleCard("kites", b"other"),)))
-    assert not rig.engine.settle(due, [], last_ns=1, next_ns=None, memory=b"")
-    assert [each.plan for each in rig.engine.due()] == [b"other"]
-    rig.apply(ClusterPolicy())
-    assert rig.engine.due() == []
-
-
-def test_a_changed_result_of_a_schedule_is_noted(rig: Rig) -> None:
-    scheduled(rig, notify=True)
-    a = rig.join()
-    for number, value in enumerate((b"\x01", b"\x01", b"\x02"), 1):
-        [due] = rig.engine.due()
-        how = {"last_ns": due.now_ns, "next_ns": due.now_ns + SECOND_NS, "memory": b""}
-        rig.engine.settle(due, [rig.task(id=f"@kites.{number}")], **how)  # type: ignore[arg-type]
-        rig.finish(a, rig.claim_one(a), value=value)
-        rig.pass_time(2)
-    [note] = rig.engine.changes()
-    assert (note.schedule, note.task) == ("kites", "@kites.3")
-    assert note.digest == sha256(b"\x02").hexdigest()
-    assert rig.engine.changes(note.number) == []
 
 
 # -- what people see ------------------------------------------------------------------------------

@@ -272,7 +272,7 @@ def test_a_daemon_without_a_cluster_loads_nothing_of_it() -> None:
     assert done.stdout.decode().strip() == "[]"
 
 
-def test_only_the_sidecar_names_the_room_of_the_cluster() -> None:
+def test_only_the_sidecar_and_musterctl_name_the_room_of_the_cluster() -> None:
     root = Path(__file__).resolve().parents[2]
     naming = [
         path.relative_to(root)
@@ -282,8 +282,19 @@ def test_only_the_sidecar_names_the_room_of_the_cluster() -> None:
     ]
     assert {path.parts[:2] for path in naming} == {
         ("supervisor", "cluster"),
+        ("supervisor", "ctl"),
         ("supervisor", "node"),
     }
+
+
+def test_a_command_for_the_daemon_loads_nothing_of_the_cluster() -> None:
+    code = (
+        "import sys, musterd.supervisor.ctl;"
+        "ours = ('musterd.supervisor.cluster', 'musterd.supervisor.config', 'psycopg');"
+        "print([m for m in sys.modules if m.startswith(ours)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, timeout=60)
+    assert done.stdout.decode().strip() == "[]"
 
 
 def test_a_daemon_loads_nothing_of_the_cluster() -> None:

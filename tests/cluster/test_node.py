@@ -60,17 +60,19 @@ def node(database: Cluster, tmp_path: Path) -> Iterator[Muster]:
         muster.stop()
 
 
-def make_node(database: Cluster, folder: Path, name: str, **more: Any) -> Muster:
+def make_node(
+    database: Cluster, folder: Path, name: str, worker: str = WORKER, **settings: Any
+) -> Muster:
     home = folder / name
     home.mkdir()
-    (home / "jobs.py").write_text(WORKER)
+    (home / "jobs.py").write_text(worker)
     url = home / "url"
     host = database.server.folder
     url.write_text(f"postgresql://u_daemon:hunter2@/{database.name}?host={host}&port=5432")
     url.chmod(0o600)
     pool = {"worker": "jobs", "size": 2, "env": {"PYTHONPATH": str(home)}}
     cluster = {"cluster__url_file": str(url), "cluster__node": name, "cluster__lease": "5s"}
-    return Muster(home, {"jobs": pool}, **cluster, **more)
+    return Muster(home, {"jobs": pool}, **cluster, **settings)
 
 
 def sidecar_of(muster: Muster) -> psutil.Process:

@@ -22,6 +22,8 @@ from musterd.supervisor.cluster.engine import (
     LockAsk,
     NodeCard,
     ProgressMark,
+    Run,
+    ScheduleCard,
     StateAsk,
 )
 from musterd.supervisor.cluster.migrate import migrate
@@ -278,6 +280,28 @@ def test_nodes_and_waiters_are_notified_after_the_commit(cluster: Cluster) -> No
         assert rig.ended(grant.id).state == CANCELLED
 
 
+def test_a_change_is_told_whatever_the_order_of_the_transactions(cluster: Cluster) -> None:
+    rig = cluster.rig()
+    note = "INSERT INTO musterd.change (schedule, task, digest, at) VALUES (%s, 't', 'd', now())"
+    first = rig.engine.changes()
+    with psycopg.connect(cluster.url) as early:
+        early.execute(note, ("early",))
+        cluster.sql(note, "late")
+        told = rig.engine.changes(first.after)
+        assert [each.schedule for each in told.notes] == ["late"]
+    again = rig.engine.changes(told.after)
+    assert [each.schedule for each in again.notes] == ["early"]
+    assert rig.engine.changes(again.after).notes == ()
+
+
+def test_a_policy_has_a_limit(cluster: Cluster) -> None:
+    engine = cluster.engine()
+    large = ClusterPolicy(schedules=(ScheduleCard("kites", bytes(13 * 1024 * 1024)),))
+    with pytest.raises(EngineError, match="at most 16 MiB"):
+        engine.apply(large, 0)
+    assert engine.policy().version == 0
+
+
 def test_an_end_is_told_whatever_the_order_of_the_transactions(cluster: Cluster) -> None:
     """A transaction that began earlier may be committed later."""
     rig = cluster.rig()
@@ -368,6 +392,7 @@ class Storm:
             *([self.client] * 3),
             *([self.node] * 3),
             self.keeper,
+            *([self.scheduler] * 2),
             self.ruler,
         ]
         threads = [
@@ -472,12 +497,29 @@ class Storm:
             if rng.random() < 0.2:
                 engine.retain(HOUR * SECOND_NS)
 
+    def scheduler(self, engine: PostgresEngine, rng: Random) -> None:
+        rig = Rig(engine, lambda _: None, lambda _: None)
+        for _ in range(self.rounds):
+            for due in engine.due():
+                key = {"key": f"p{rng.randrange(4)}"} if rng.random() < 0.7 else {}
+                id_ = f"@{due.name}.{rng.getrandbits(64):x}"
+                run = Run(due.now_ns, rig.task(id=id_, target=rng.choice(("", "s")), **key))
+                moved = {"last_ns": due.now_ns, "next_ns": due.now_ns, "memory": b""}
+                anew = rng.random() < 0.1
+                runs = [] if anew else [run]
+                settled = engine.settle(due, runs, anew=anew, **moved)  # type: ignore[arg-type]
+                for verdict in settled.verdicts if settled is not None else ():
+                    self.accepted += [id_] if verdict.rejection is None else []
+            engine.changes()
+            engine.schedules()
+
     def ruler(self, engine: PostgresEngine, rng: Random) -> None:
         for _ in range(self.rounds // 4):
             engine.apply(storm_policy(rng.randrange(20, 40)), engine.policy().version)
             engine.invalidate("p", prefix=True)
             engine.breaker(rng.choice("stu"), rng.choice(("open", "close", "reset")))
             engine.retry(rng.sample(self.accepted, min(5, len(self.accepted))))
+            engine.pause(rng.choice(("kites", "boats")), paused=rng.random() < 0.3)
 
 
 def storm_policy(failures: int) -> ClusterPolicy:
@@ -485,6 +527,10 @@ def storm_policy(failures: int) -> ClusterPolicy:
         breaker=BreakerPolicy(failures=failures, open_ns=SECOND_NS // 100),
         classes={"gold": GatePolicy("gold", max_concurrent=4)},
         targets={"s": TargetPolicy(max_concurrent=3), "t": TargetPolicy(rate=500.0, burst=5)},
+        schedules=(
+            ScheduleCard("boats", notify=True),
+            ScheduleCard("kites", notify=failures % 4 > 0),
+        ),
     )
 
 

@@ -8,6 +8,7 @@ FEWER = 2  # as many seeds as of each kind of a single fleet, divided by this
 # Seeds that found a bug, with what it was.
 CORPUS = {
     15: "a pool that left the cluster and came back had forgotten what it had seen",
+    1679: "what was granted to a pool that had just left the cluster was never given back",
     85: "an attempt that had expired began, where a timer was late",
     1035: "an end that was told, and whose claim was registered again, counted twice",
 }
@@ -29,6 +30,10 @@ def test_every_task_of_the_cluster_ends_once(seeds: range, number: int) -> None:
     accepted = sum(len(world.accepted) for world in worlds)
     assert accepted > 10 * len(worlds), "hardly anything is accepted"
     many = len(worlds) >= 10
+    timetables = [world.timetable for world in worlds if world.timetable.used]
+    runs = sum(len(each) for table in timetables for each in table.instants.values())
+    assert runs > 10 * len(timetables), "schedules hardly run"
+    assert not many or sum(table.lost_races for table in timetables), "no node was too late"
     assert not (many and faults.node_deaths) or sum(world.reaped for world in worlds)
     assert not (many and faults.lost) or sum(world.fenced for world in worlds)
     for world in worlds:

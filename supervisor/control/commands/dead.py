@@ -10,6 +10,7 @@ from musterd.supervisor.api.status import (
     RetryResult,
 )
 from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
+from musterd.supervisor.control.commands.tasks import is_node
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.tasks.manual_retry import NO_SUCH_TASK, NOT_ENDED, NOT_FAILED
 from musterd.supervisor.shell import Shell
@@ -41,6 +42,7 @@ class DeadCommands:
                 RetryResult(
                     retried=[id_ for id_ in ids if id_ not in refused],
                     refused=[refused[id_] for id_ in ids if id_ in refused],
+                    cluster=is_node(self._shell),
                 )
             )
 

@@ -18,6 +18,11 @@ _UNTOLD = RpcError(
 )
 
 
+def is_node(shell: Shell) -> bool:
+    """Whether this machine is a node of a cluster, which knows only what runs here."""
+    return any(pool.clustered for pool in shell.fleet.policy.pools)
+
+
 def _listed(stored: StoredTask) -> TaskStatus:
     return task_status(fleet_view.stored_view(stored), with_value=False)
 
@@ -91,7 +96,7 @@ class TaskCommands:
             if view is not None:
                 pending.resolve(task_status(view, with_value=params.value))
             else:
-                pending.fail(convert.no_such_task(params.id))
+                pending.fail(convert.no_such_task(params.id, clustered=is_node(self._shell)))
 
         look_at(self._shell, params.id, found, pending.unreadable)
         return pending
@@ -104,7 +109,8 @@ class TaskCommands:
 
         def found(stored: list[StoredTask]) -> None:
             tasks = live + [_listed(each) for each in stored]
-            pending.resolve(TaskList(tasks=tasks[: params.limit], more=len(tasks) > params.limit))
+            more, cluster = len(tasks) > params.limit, is_node(self._shell)
+            pending.resolve(TaskList(tasks=tasks[: params.limit], more=more, cluster=cluster))
 
         def found_live(stored: list[StoredTask]) -> None:
             live.extend([_listed(each) for each in stored if each.spec.id in on_disk])
@@ -169,9 +175,9 @@ class TaskCommands:
         def found(stored: list[StoredTask]) -> None:
             ended = [_listed(each) for each in stored]
             known = {each.id for each in ended}
-            pending.resolve(
-                TaskList(tasks=live + ended, missing=[id_ for id_ in rest if id_ not in known])
-            )
+            missing = [id_ for id_ in rest if id_ not in known]
+            cluster = is_node(self._shell)
+            pending.resolve(TaskList(tasks=live + ended, missing=missing, cluster=cluster))
 
         self._shell.store_requests.ask(FindTasks(rest), found, pending.unreadable)
 

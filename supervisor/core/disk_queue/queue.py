@@ -45,8 +45,8 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import ReadDiskTasks
 from musterd.supervisor.core.model.gates import WaitingLanes
 from musterd.supervisor.core.model.lanes import Lane, Level, Place
-from musterd.supervisor.core.model.ledger import RUN_PREFIX
 from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS, PoolQueue
+from musterd.supervisor.core.model.runs import RUN_PREFIX
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Route, Task, TaskState, add_watcher
 

@@ -450,6 +450,7 @@ class Report(Action, frozen=True):
     cause: str = ""  # why a worker was lost: one of core.model.slot.Cause
     output: str = ""  # what the worker printed last: filled in by the shell
     node: str = ""  # of the cluster
+    elsewhere: bool = False  # another node of the cluster alerts people of it
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # the one action whose rank depends on it

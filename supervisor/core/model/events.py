@@ -19,6 +19,7 @@ from musterd.ipc.wire.node_messages import (
     StateReply,
 )
 from musterd.supervisor.core.model.policy import FleetPolicy
+from musterd.supervisor.core.model.shared import ClusterPolicy
 
 # The names of the sidecars.
 WEB, ALERTS, EVENTS, CLUSTER = "web", "alerts", "events", "cluster"
@@ -443,6 +444,27 @@ class MembershipTold(Struct, frozen=True):
     until_ns: int  # the end of the lease, by the machine's monotonic clock
     away: bool = False  # the engine does not answer
     draining: bool = False
+    policy: int = 0  # version of the applied policy; 0: none
+
+
+class PolicyShared(Struct, frozen=True):
+    """The policy that all nodes share. Version 0: none is applied. None: it cannot be read here."""
+
+    version: int
+    policy: ClusterPolicy | None
+
+
+class ScheduleNoted(Struct, frozen=True):
+    """Something happened to a schedule of the cluster that operators want to know."""
+
+    event: str  # as in Report
+    schedule: str
+    pool: str = ""
+    task: str = ""
+    reason: str = ""
+    count: int = 0
+    digest: str = ""
+    elsewhere: bool = False
 
 
 class AttemptsGranted(Struct, frozen=True, gc=False):

@@ -43,6 +43,7 @@ from musterd.supervisor.core.model.actions import (
 from musterd.supervisor.core.model.clock import CLOCK
 from musterd.supervisor.core.model.hooks import Hooks
 from musterd.supervisor.core.model.lanes import Place
+from musterd.supervisor.core.model.runs import RUN_PREFIX
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Route, Task, TaskState
 
@@ -62,8 +63,6 @@ CANCEL = "cancel"  # a task that has not ended was cancelled
 # The task ends within seconds, or at the next start; kept so long for tasks of removed pools.
 CANCEL_TTL_NS = 30 * 24 * 3600 * SECOND_NS
 UNPAID = "unpaid"  # the retry budget has not paid for the next attempt of a task
-
-RUN_PREFIX = "@"  # begins the id of a task that a schedule made
 
 
 class UnwrittenBulk(Struct, frozen=True, gc=False):

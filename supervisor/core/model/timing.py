@@ -9,7 +9,7 @@ hour or the minute (`*` or `*/N` there) go on.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import datetime, tzinfo
 from itertools import islice, takewhile
 
@@ -30,6 +30,8 @@ NICKNAMES = {
 }
 WEEKDAYS = ("SUN", "MON", "TUE", "WED", "THU", "FRI", "SAT")
 WEEKDAY_RANGE = re.compile(r"([0-7]|[A-Z]{3})-([0-7]|[A-Z]{3})(?:/([1-9]\d?))?")
+
+ZoneOf = Callable[[str], tzinfo]  # finds a time zone by its name
 
 # How far the search for the newest instants looks back; doubled until enough are found.
 LOOK_BACK_NS = 60 * SECOND_NS

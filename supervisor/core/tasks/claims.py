@@ -34,7 +34,6 @@ from musterd.ipc.wire.messages import (
     NOT_GIVEN,
     Completion,
     Failure,
-    TaskSpec,
 )
 from musterd.ipc.wire.node_messages import (
     Attempt,
@@ -51,12 +50,12 @@ from musterd.supervisor.core.model.actions import (
     TellCluster,
     WantAttempts,
 )
-from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.queue import CLAIMED_LANE, TINY_NS, UNKNOWN_COST_NS
 from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.model.state import State
-from musterd.supervisor.core.model.task import Claim, Mark, Route, Task, TaskState
+from musterd.supervisor.core.model.task import Mark, Route, Task, TaskState
+from musterd.supervisor.core.tasks.cluster_rules import ClusterRules
 from musterd.supervisor.core.tasks.leases import WINDOW_MAX, Leases
 
 WANT_NS = 20 * MILLISECOND_NS  # of tiny tasks for each worker: an answer takes as long
@@ -72,9 +71,6 @@ END_BYTES = 512  # of an end in memory besides its value and error
 RESULTS = ("succeeded", "failed")  # kinds of ends that a worker has worked for
 NEVER_NS = 2**63
 
-_NO_CLASS = GatePolicy()
-_NO_TARGET = TargetPolicy()
-
 
 class Feed(Struct):
     """What one pool gets from the cluster."""
@@ -88,6 +84,7 @@ class Claims:
     def __init__(self, state: State, leases: Leases) -> None:
         self._state = state
         self._leases = leases
+        self.rules = ClusterRules(state)
         self._claimed = state.claimed
         self._feeds: dict[str, Feed] = {}
         self._connected = False
@@ -132,6 +129,7 @@ class Claims:
                 self._state.out.append(nothing)
         self._feeds = {name: self._feeds.get(name) or Feed() for name in clustered}
         self.awake = bool(clustered or self._claimed or self._unconfirmed)
+        self.rules.compare()
 
     # -- around each event --------------------------------------------------------------------
 
@@ -225,7 +223,8 @@ class Claims:
             len(self._unconfirmed) >= UNCONFIRMED_MAX
             or self._unconfirmed_bytes >= UNCONFIRMED_BYTES_MAX
         )
-        if full or self._draining or not pool.declarations or not self._may_begin(pool, now_ns):
+        knows = self.rules.known and pool.declarations
+        if full or self._draining or not knows or not self._may_begin(pool, now_ns):
             return 0, 0
         window = 1
         if feed.cost_ns <= TINY_NS and pool.queue.bytes < CLAIMED_BYTES_MAX:
@@ -285,6 +284,7 @@ class Claims:
             self._lose_all()
             self._tenure = event.tenure
         self._draining = event.draining
+        self.rules.named(event.policy)
         if event.until_ns > self._until_ns:
             self._until_ns = event.until_ns
             self._state.timers.at(event.until_ns, self._lease_over, event.until_ns)
@@ -370,7 +370,7 @@ class Claims:
                 self._begin(key, attempt, route)
 
     def _begin(self, key: str, attempt: Attempt, route: Route) -> None:
-        spec, claim = self._resolve(attempt, route)
+        spec, claim = self.rules.resolve(attempt, route)
         task = Task(
             0,
             spec,
@@ -391,40 +391,6 @@ class Claims:
         if task.expires_at_ns:
             self._expiry_ns = min(self._expiry_ns, task.expires_at_ns)
         self._leases.enqueue_claimed(task)
-
-    def _resolve(self, attempt: Attempt, route: Route) -> tuple[TaskSpec, Claim]:
-        """Return the spec of the local task and its claim: what holds for it, all in all."""
-        given, policy, pool = attempt.spec, self._state.policy, route.pool
-        of_class = policy.classes.get(attempt.policy, _NO_CLASS)
-        target = policy.targets.get(given.target, policy.target) if given.target else _NO_TARGET
-        retries = (given.max_retries, route.max_retries, target.max_retries, of_class.max_retries)
-        counts = target.counts if target.counts is not None else of_class.counts
-        fallback_on = (
-            given.fallback_on or route.fallback_on or target.fallback_on or of_class.fallback_on
-        )
-        on_open = given.on_open or target.on_open or of_class.on_open
-        spec = TaskSpec(
-            given.id,
-            given.name,
-            given.args,
-            given.priority,
-            timeout_ns=(
-                given.timeout_ns or route.timeout_ns or target.timeout_ns or of_class.timeout_ns
-            ),
-            max_retries=next(
-                (each for each in retries if each != NOT_GIVEN), pool.retry.max_retries
-            ),
-        )
-        claim = Claim(
-            attempt.claim,
-            attempt.attempt,
-            given.target,
-            target.backoff or of_class.backoff or pool.retry.backoff,
-            counts if given.target else None,
-            given.fallback is not None or fallback_on == "failure" or on_open == "fallback",
-            fallback_on == "failure",
-        )
-        return spec, claim
 
     # -- ends ---------------------------------------------------------------------------------
 
@@ -558,7 +524,7 @@ class Claims:
             self._note(key, end)
 
     def _note(self, key: str, end: AttemptEnd) -> None:
-        self.awake = True
+        self.awake = True  # though no pool may be clustered any more
         self._unconfirmed[key] = end
         self._unconfirmed_bytes += end.size + END_BYTES
         self._ends.append(end)

@@ -18,8 +18,9 @@ from musterd.supervisor.core.disk_queue.unwritten import UnwrittenTasks
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import LookUp, Withdraw
 from musterd.supervisor.core.model.hooks import Hooks
-from musterd.supervisor.core.model.ledger import RUN_PREFIX, Ledger, Pending, Receipt
+from musterd.supervisor.core.model.ledger import Ledger, Pending, Receipt
 from musterd.supervisor.core.model.queue import PoolQueue
+from musterd.supervisor.core.model.runs import RUN_PREFIX
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.tasks.coalescing import Coalescing

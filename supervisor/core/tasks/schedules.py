@@ -14,6 +14,8 @@ Counted and reported instead of run: instants that `catch_up` leaves out, instan
 run (`overlap = false`; with `catch_up = "all"` they wait for their turn), instants at which
 the queue is full. No task is created during a shutdown, while the store cannot write and while the
 pool is drained: that is downtime.
+
+Schedules of pools whose tasks come from a cluster are none of these: see cluster/scheduler.py.
 """
 
 from hashlib import sha256
@@ -22,29 +24,30 @@ import msgspec
 from msgspec import Struct
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import SUCCEEDED, UNKNOWN_TASK, Change, Rejection, TaskSpec
+from musterd.ipc.wire.messages import SUCCEEDED, UNKNOWN_TASK, Change, Rejection
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Acknowledge, Report, TellChanges
-from musterd.supervisor.core.model.ledger import RUN_PREFIX, Ledger
-from musterd.supervisor.core.model.policy import SchedulePolicy
+from musterd.supervisor.core.model.ledger import Ledger
+from musterd.supervisor.core.model.policy import FleetPolicy, SchedulePolicy
 from musterd.supervisor.core.model.pool import ForkServerState
+from musterd.supervisor.core.model.runs import (
+    RUN_PREFIX,
+    due_runs,
+    is_set_back,
+    plan_name,
+    run_spec,
+    set_back_why,
+    still_running,
+)
+from musterd.supervisor.core.model.shared import is_shared
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task
-from musterd.supervisor.core.model.timing import Every
 from musterd.supervisor.core.tasks.intake import Intake
 from musterd.supervisor.core.tasks.pauses import DRAINED
 
 FACT = "schedule"  # Fact.kind
-CATCH_UP_MAX = 100  # the most runs that `catch_up = "all"` makes: the newest
-# A run that is at most so late is on time: a busy loop or a quick restart is no downtime.
-ON_TIME_NS = 5 * SECOND_NS
 # Timers are set for instants within this time: two readings of the clock.
 HORIZON_NS = 2 * SECOND_NS
-# Steered clocks go back by microseconds; only more than this is a step.
-STEP_BACK_NS = 2 * SECOND_NS
-# A clock that was ahead by more than this was wrong: its instants no longer count as done, or the
-# schedule would be silent until the wrong date has come.
-WRONG_CLOCK_NS = 24 * 3600 * SECOND_NS
 # Live runs retried by hand that one schedule remembers; new runs do not wait for further ones.
 RETRIED_MAX = 100
 # Between two log lines about skipped runs of one schedule, and about its new beginnings.
@@ -76,7 +79,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class Schedule:
     def __init__(self, policy: SchedulePolicy) -> None:
         self.policy = policy
-        self.record = ScheduleRecord(f"{policy.task} {policy.timing}")
+        self.record = ScheduleRecord(plan_name(policy))
         self.next_ns: int | None = None  # the instant after `last_ns`
         self.armed_ns = 0  # the instant a timer is set for
         self.unreported = 0  # skipped runs that were not reported yet
@@ -107,7 +110,7 @@ class Schedules:
         self._state = state
         self._ledger = ledger
         self._intake = intake
-        self.by_name = {policy.name: Schedule(policy) for policy in state.policy.schedules}
+        self.by_name = {each.name: Schedule(each) for each in _own(state.policy)}
 
     # -- what it is told ----------------------------------------------------------------------
 
@@ -140,9 +143,9 @@ class Schedules:
             self._ledger.tell(self._changed(schedule))
         self._write(schedule)
 
-    def follow(self, policies: tuple[SchedulePolicy, ...]) -> None:
+    def follow(self) -> None:
         """Apply other schedules; one with an unchanged plan goes on where it is."""
-        wanted = {policy.name: policy for policy in policies}
+        wanted = {policy.name: policy for policy in _own(self._state.policy)}
         for name in [name for name in self.by_name if name not in wanted]:
             self._tell_skipped(self.by_name.pop(name), at_once=True)
             self._ledger.remember(FACT, name, None)
@@ -154,7 +157,7 @@ class Schedules:
                 self._replan(schedule, policy)
 
     def _replan(self, schedule: Schedule, policy: SchedulePolicy) -> None:
-        record, plan = schedule.record, f"{policy.task} {policy.timing}"
+        record, plan = schedule.record, plan_name(policy)
         if record.plan != plan:  # begins anew, but a live run still counts
             run = (record.task, record.ran_ns, record.state)
             record = ScheduleRecord(plan, 0, record.turn + 1, record.paused, *run)
@@ -203,12 +206,7 @@ class Schedules:
         if schedule is None:
             rejection: Rejection | None = self._unknown(event.name)
         elif schedule.alive and not schedule.policy.overlap:
-            rejection = Rejection(
-                schedule.alive,
-                "StillRunning",
-                f"run {schedule.alive} of schedule '{event.name}' has not ended: wait for "
-                f"it, cancel it, or allow a second one with overlap = true",
-            )
+            rejection = still_running(event.name, schedule.alive)
         else:
             rejection = self._run(schedule, self._wall_ns(), by_hand=True)
         if schedule is not None and rejection is None:
@@ -250,10 +248,9 @@ class Schedules:
 
     def _stepped_back(self, schedule: Schedule, ahead_ns: int) -> bool:
         """Return whether `last_ns` lies too far ahead of the clock to wait for it."""
-        interval = isinstance(schedule.policy.timing, Every)
-        if ahead_ns <= (STEP_BACK_NS if interval else WRONG_CLOCK_NS):
+        if not is_set_back(schedule.policy, ahead_ns):
             return False
-        why = f"the clock was set back by at least {ahead_ns // SECOND_NS} s: it begins anew"
+        why = set_back_why(ahead_ns)
         now_ns = self._state.now_ns
         if not schedule.reset_ns or now_ns - schedule.reset_ns >= REPORT_GAP_NS:
             schedule.reset_ns = now_ns
@@ -297,19 +294,10 @@ class Schedules:
     def _catch_up(self, schedule: Schedule, wall_ns: int) -> None:
         """Run or skip the instants that are due, as the policy says."""
         policy = schedule.policy
-        due = policy.timing.due(schedule.record.last_ns, wall_ns, CATCH_UP_MAX)
-        left_out = due.older
-        newest = due.instants[-1]
-        runs = due.instants
-        if policy.catch_up != "all":
-            late = policy.catch_up == "none" and wall_ns - newest > ON_TIME_NS
-            runs = () if late else (newest,)
-            left_out += len(due.instants) - len(runs)
-        if left_out:
-            many = "" if due.counted else "at least "
-            why = f"{many}{left_out} were due and not run in time (catch_up = {policy.catch_up})"
-            self._skip(schedule, left_out, why)
-        for instant_ns in runs:
+        due = due_runs(policy, schedule.record.last_ns, wall_ns)
+        if due.left_out:
+            self._skip(schedule, due.left_out, due.why)
+        for instant_ns in due.instants:
             if schedule.alive and not policy.overlap:
                 if policy.catch_up == "all":
                     return  # the next run follows when this one has ended
@@ -320,8 +308,8 @@ class Schedules:
             rejection = self._run(schedule, instant_ns)
             if rejection is not None:
                 self._skip(schedule, 1, f"{rejection.code}: {rejection.message}")
-        if not runs:
-            schedule.settle(newest)
+        if not due.instants:
+            schedule.settle(due.newest_ns)
 
     def _run(
         self, schedule: Schedule, instant_ns: int, *, by_hand: bool = False
@@ -329,19 +317,13 @@ class Schedules:
         """Create the task of this instant, or say why not."""
         policy, record = schedule.policy, schedule.record
         before = (record.task, record.ran_ns, record.state)
-        turn = f"-{record.turn}" if record.turn else ""
-        spec = TaskSpec(
-            id=f"{RUN_PREFIX}{policy.name}.{instant_ns:x}{turn}{'m' if by_hand else ''}",
-            name=policy.task,
-            args=policy.args,
-            priority=policy.priority,
-            target=policy.target or self._site(policy),
-            timeout_ns=policy.timeout_ns,
-            max_retries=policy.max_retries,
+        spec = run_spec(
+            policy,
+            instant_ns,
+            record.turn,
+            site=self._site(policy),
             delay_ns=0 if by_hand else self._state.rng.randint(0, policy.jitter_ns),
-            key=policy.key,
-            cache_ns=policy.cache_ns,
-            debounce_ns=policy.debounce_ns,
+            by_hand=by_hand,
         )
         # Noted first: a task with a key may end at once, with another task's result.
         record.task, record.ran_ns, record.state = spec.id, instant_ns, ""
@@ -444,3 +426,8 @@ class Schedules:
 
     def _write(self, schedule: Schedule) -> None:
         self._ledger.remember(FACT, schedule.policy.name, _encode(schedule.record))
+
+
+def _own(policy: FleetPolicy) -> list[SchedulePolicy]:
+    """Return the schedules that run here: those of the cluster's pools run where it decides."""
+    return [each for each in policy.schedules if not is_shared(policy, each)]

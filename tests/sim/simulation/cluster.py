@@ -10,6 +10,7 @@ hold:
 - a site never has more attempts than places when one is granted;
 - no attempt is given to a worker after it has expired, or after the lease of its node;
 - a node is granted no more than it wants, and keeps no end that was confirmed;
+- each due time of a schedule is run once, and no run begins beside its last (cluster_timetable.py);
 - a node that shuts down leaves nothing behind.
 """
 
@@ -42,6 +43,7 @@ from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks.claims import HOLD_NS
 from simulation.cluster_sidecar import LEASE_NS, WIRE_NS, Sidecar
+from simulation.cluster_timetable import Timetable
 from simulation.profile import METHODS, MS, SEC, US, Profile
 from simulation.wide_workers import WideWorker
 from simulation.workers import SIGKILL, ForkServer, Worker
@@ -417,6 +419,8 @@ class ClusterWorld:
         self.engine = ModelEngine(lambda: self.now_ns + skew_ns, Random(seed + 1))
         self.nodes = [Node(self, number) for number in range(self.rng.randint(1, 3))]
         self._tasks = 0
+        self.pool = POOL
+        self.timetable = Timetable(self, used=seed // len(KINDS) % 2 == 0)
 
     # -- time ---------------------------------------------------------------------------------
 
@@ -465,7 +469,10 @@ class ClusterWorld:
         rng, faults = self.rng, self.faults
         narrow = TargetPolicy(max_concurrent=PLACES)
         retry = RetryPolicy(2, BackoffPolicy(base_ns=20 * MS, max_ns=200 * MS))
-        self.engine.apply(ClusterPolicy(retry=retry, targets={"narrow": narrow}), 0)
+        policy = ClusterPolicy(
+            retry=retry, targets={"narrow": narrow}, schedules=self.timetable.cards
+        )
+        self.engine.apply(policy, 0)
         for node in self.nodes:
             node.boot()
         for _ in range(rng.randint(3, 10)):
@@ -603,6 +610,7 @@ class ClusterWorld:
     def _calm_down(self) -> None:
         self.is_calm = True
         self.poison.clear()
+        self.after(self.delay(1 * SEC, 3 * SEC), self.timetable.pause)
         for node in self.nodes:
             node.cut = False
         self._care(self.now_ns + CALM_LIMIT_NS)
@@ -611,7 +619,11 @@ class ClusterWorld:
         for node in self.nodes:
             node.put_in_order()
         left = [id_ for id_ in self.accepted if id_ not in self.finals]
-        if not left and all(node.up and node.fleet.phase == Phase.UP for node in self.nodes):
+        if (
+            not left
+            and self.timetable.is_paused
+            and all(node.up and node.fleet.phase == Phase.UP for node in self.nodes)
+        ):
             for node in self.nodes:
                 node.over = True
                 node.tell(events.ShutdownRequested("the end"))
@@ -645,6 +657,7 @@ class ClusterWorld:
         self.check()
         assert self.accepted.keys() == self.finals.keys()
         assert not list(self.engine.board.claimed()), "claims are left"
+        self.timetable.check()
 
     # -- what must hold -----------------------------------------------------------------------
 
@@ -679,6 +692,8 @@ class ClusterWorld:
         act.ShowPools: Node.to_sidecar,
         act.WantAttempts: Node.to_sidecar,
         act.TellCluster: Node.to_sidecar,
+        act.AskStates: Node.to_sidecar,
+        act.AskLocks: Node.to_sidecar,
     }
 
 

@@ -1,4 +1,4 @@
-"""A cluster sidecar in the simulation: the real claimer, and what goes wrong around it.
+"""A cluster sidecar in the simulation: the real claimer and scheduler, and what goes wrong there.
 
 Messages are those of node.sock (sockets/node.py makes them), and come in order. Calls of the engine
 are made by threads: those of one thread one after the other, the others as it happens. A call may
@@ -11,16 +11,31 @@ from __future__ import annotations
 
 from random import Random
 from typing import TYPE_CHECKING, Any
+from zoneinfo import ZoneInfo
 
+import msgspec
+
+from musterd.ipc.wire.node_messages import SharedPolicy, SidecarMessage
 from musterd.supervisor.cluster.claimer import Claimer, Leave, Tell
-from musterd.supervisor.cluster.engine import EngineAway, Fenced, Grant, NodeCard, Want
+from musterd.supervisor.cluster.engine import (
+    ClusterPolicy,
+    DueSchedule,
+    EngineAway,
+    Fenced,
+    Grant,
+    NodeCard,
+    Settled,
+    Want,
+)
 from musterd.supervisor.cluster.gateway import Figures as GatewayFigures
+from musterd.supervisor.cluster.scheduler import Scheduler
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
     EngineFailed,
     NodeNotified,
     PoolsNotified,
+    Standing,
 )
 from musterd.supervisor.cluster.translate import figures, notice
 from musterd.supervisor.core.model import events
@@ -44,9 +59,12 @@ class Sidecar:
         self.alive = True
         card = NodeCard(f"identity{node.number}", node.name, LEASE_NS, "")
         self._claimer = Claimer(card, Random(node.rng.random()))
+        self._scheduler = Scheduler(Random(node.rng.random()), ZoneInfo)
+        self._standing: Standing | None = None  # as the scheduler knows it
         self._arrival_ns = self._departure_ns = 0
         self._free_ns: dict[str, int] = {}  # when a thread has done its last call
         self._stopped_until_ns = 0
+        self._waiting: list[tuple[Any, Claimer | Scheduler | None]] = []  # while it is stopped
         self._woken_ns: int | None = None
         self._counted: object = None
 
@@ -56,7 +74,7 @@ class Sidecar:
 
     def stop(self, for_ns: int) -> None:
         """Do nothing for a while; what comes waits."""
-        self._stopped_until_ns = self._world.now_ns + for_ns
+        self._stopped_until_ns = max(self._stopped_until_ns, self._world.now_ns + for_ns)
 
     # -- the supervisor -----------------------------------------------------------------------
 
@@ -66,48 +84,70 @@ class Sidecar:
             self._arrival_ns = max(self._arrival_ns + 1, world.now_ns + world.delay(*WIRE_NS))
             world.after(self._arrival_ns - world.now_ns, self._feed, message)
 
-    def _say(self, event: Any) -> None:
-        world = self._world
+    def _say(self, message: SidecarMessage) -> None:
+        world, event = self._world, _event_of(message)
         self._departure_ns = max(self._departure_ns + 1, world.now_ns + world.delay(*WIRE_NS))
         delay_ns = self._departure_ns - world.now_ns
         self._node.in_life(delay_ns, self._node.hear_from_sidecar, self, event)
 
-    # -- the claimer --------------------------------------------------------------------------
+    # -- the claimer and the scheduler --------------------------------------------------------
 
-    def _feed(self, event: Any) -> None:
+    def _feed(self, event: Any, of: Claimer | Scheduler | None = None) -> None:
+        """Feed an event to the one whose call it answers, or to those whom it concerns."""
         if not self.alive:
             return
-        world, claimer = self._world, self._claimer
+        world = self._world
         if world.now_ns < self._stopped_until_ns:
-            # In the order in which it came: those that wait have lower numbers.
-            world.after(self._stopped_until_ns - world.now_ns, self._feed, event)
+            if not self._waiting:
+                world.after(self._stopped_until_ns - world.now_ns, self._go_on)
+            self._waiting.append((event, of))
             return
         world.trace.append((world.now_ns, f"{self._node.name} =>", event))
-        actions = claimer.handle(self._node.now_ns, event)
-        claimer.validate()
-        for action in actions:
-            world.trace.append((world.now_ns, f"{self._node.name} ==", action))
-            if isinstance(action, Call):
-                self._call(action)
-            elif isinstance(action, Tell):
-                self._say(event_of(action.message))
-            elif isinstance(action, Report):
-                self._say(event_of(notice(action)))
+        both = isinstance(event, Leave | events.Ticked)
+        for core in (self._claimer, self._scheduler):
+            if core is (of or self._claimer) or both:
+                self._do(core, core.handle(self._node.now_ns, event))
         if isinstance(event, events.Ticked):
             self._tell_figures()
+        self._claimer.validate()
+        standing = self._claimer.standing
+        if standing is not None and standing != self._standing:
+            self._standing = standing
+            self._feed(standing, self._scheduler)
         self._come_back()
 
     def _tell_figures(self) -> None:
-        counted = figures(self._claimer.figures, GatewayFigures(), refusing=False)
+        policy = self._claimer.policy or 0
+        counted = figures(self._claimer.figures, GatewayFigures(), refusing=False, policy=policy)
         if counted != self._counted:
             self._counted = counted
-            self._say(event_of(counted))
+            self._say(counted)
+
+    def _go_on(self) -> None:
+        """Hear what came while the process was stopped, in the order in which it came."""
+        if self._world.now_ns < self._stopped_until_ns:  # stopped once more meanwhile
+            self._world.after(self._stopped_until_ns - self._world.now_ns, self._go_on)
+            return
+        waiting, self._waiting = self._waiting, []
+        for event, of in waiting:
+            self._feed(event, of)
+
+    def _do(self, core: Claimer | Scheduler, actions: Any) -> None:
+        for action in actions:
+            self._world.trace.append((self._world.now_ns, f"{self._node.name} ==", action))
+            if isinstance(action, Call):
+                self._call(action, core)
+            elif isinstance(action, Tell):
+                self._say(action.message)
+            elif isinstance(action, Report) and core is self._claimer:
+                self._say(notice(action))
 
     def _come_back(self) -> None:
-        due_ns = self._claimer.next_deadline()
-        if due_ns is None:
+        deadlines = (self._claimer.next_deadline(), self._scheduler.next_deadline())
+        due = [each for each in deadlines if each is not None]
+        if not due:
             return
-        due_ns = max(due_ns - self._node.offset_ns, self._world.now_ns)
+        due_ns = max(min(due) - self._node.offset_ns, self._world.now_ns)
         if self._woken_ns is None or due_ns < self._woken_ns:
             self._woken_ns = due_ns
             self._world.after(due_ns - self._world.now_ns, self._wake, due_ns)
@@ -126,16 +166,16 @@ class Sidecar:
 
     # -- the engine ---------------------------------------------------------------------------
 
-    def _call(self, call: Call) -> None:
+    def _call(self, call: Call, core: Claimer | Scheduler) -> None:
         world = self._world
         thread = "ends" if call.method in ENDS else call.method
         begin_ns = max(world.now_ns, self._free_ns.get(thread, 0))
         arrive_ns = begin_ns + world.delay(*CALL_NS) // 2
         answer_ns = arrive_ns + world.delay(*CALL_NS) // 2
         self._free_ns[thread] = answer_ns
-        world.after(arrive_ns - world.now_ns, self._arrive, call, answer_ns)
+        world.after(arrive_ns - world.now_ns, self._arrive, call, core, answer_ns)
 
-    def _arrive(self, call: Call, answer_ns: int) -> None:
+    def _arrive(self, call: Call, core: Claimer | Scheduler, answer_ns: int) -> None:
         """The call reaches the engine, or not; so does the answer."""
         world = self._world
         if not self.alive and (self._node.sidecar is not None or world.rng.random() < 0.5):
@@ -155,7 +195,7 @@ class Sidecar:
                 event = EngineFailed(call.ticket, str(error))
             if world.rng.random() < lost / 2:
                 event = EngineFailed(call.ticket, "after its effect")
-        world.after(answer_ns - world.now_ns, self._feed, event)
+        world.after(answer_ns - world.now_ns, self._feed, event, core)
 
     def _effect(self, call: Call) -> object:
         world = self._world
@@ -171,9 +211,21 @@ class Sidecar:
                 )
             case "reap", _, list(reaped):
                 world.reaped += len(reaped)
+            case "settle", (DueSchedule() as due, runs), _:
+                assert result is None or isinstance(result, Settled)
+                world.timetable.settled(due, list(runs), result)  # type: ignore[call-overload]
         return result
 
 
 def _check_grants(wants: list[Want], grants: list[Grant]) -> None:
     wanted = sum(want.count for want in wants)
     assert len(grants) <= wanted, f"{len(grants)} grants for {wanted} wanted"
+
+
+def _event_of(message: SidecarMessage) -> object:
+    """Return the event that the supervisor makes of a message; a policy comes in one part."""
+    if isinstance(message, SharedPolicy):
+        assert not message.more
+        policy = msgspec.msgpack.decode(message.part, type=ClusterPolicy)
+        return events.PolicyShared(message.version, policy)
+    return event_of(message)

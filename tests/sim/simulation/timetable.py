@@ -32,8 +32,9 @@ from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy, SchedulePolicy
+from musterd.supervisor.core.model.runs import CATCH_UP_MAX, ON_TIME_NS
 from musterd.supervisor.core.model.timing import Cron, Every, Timing
-from musterd.supervisor.core.tasks.schedules import CATCH_UP_MAX, FACT, ON_TIME_NS, ScheduleRecord
+from musterd.supervisor.core.tasks.schedules import FACT, ScheduleRecord
 from simulation.door import ask
 
 SEC = SECOND_NS

@@ -5,9 +5,11 @@
 --   joining   advisory (5, 0); applying a policy (5, 1); partitions of `done` (6, 0)
 --   tenure    advisory (3, tenure): shared by who claims, exclusive for who ends a tenure
 --   pools     advisory (1, pool), in the order of their numbers
+--   schedules rows of `schedule`, in the order of their names
 --   keys      rows of `key`, in the order of the keys
 --   lanes     new rows of `lane`, in the order of (pool, level, target, class, on_open)
 --   tasks     rows of `live`, in the order of their ids
+--   results   rows of `digest`, in the order of the schedules
 --   sites     rows of `site`, in the order of the targets; a claim never waits for one (SKIP LOCKED)
 --   states    rows of `state`, in the order of the keys
 --   locks     advisory (7, hash of the name), in that order: who takes locks of handlers
@@ -32,7 +34,8 @@ CREATE SEQUENCE tenure_seq AS int;
 CREATE TABLE node (
   identity text PRIMARY KEY, name text NOT NULL, tenure int NOT NULL,  -- 0: it has left
   beat timestamptz NOT NULL, lease interval NOT NULL, epoch text NOT NULL,
-  draining bool NOT NULL DEFAULT false, software text NOT NULL, card bytea NOT NULL
+  draining bool NOT NULL DEFAULT false, software text NOT NULL, card bytea NOT NULL,
+  lost bool NOT NULL DEFAULT false      -- it was reaped, and has not come back
 ) WITH (fillfactor = 20);
 CREATE INDEX node_tenure ON node (tenure) WHERE tenure <> 0;
 
@@ -117,6 +120,7 @@ CREATE TABLE done (
 ) PARTITION BY RANGE (finished_at);
 CREATE INDEX done_waiter ON done (waiter, xact) WHERE waiter <> 0;
 CREATE INDEX done_state ON done (state, finished_at) WHERE state <> 4;
+CREATE INDEX done_time ON done USING brin (finished_at) WITH (pages_per_range = 16);  -- for people
 CREATE TABLE done_rest PARTITION OF done DEFAULT;  -- empty unless nobody made partitions ahead
 
 -- Keys in use, and what is remembered of them.
@@ -167,12 +171,20 @@ CREATE TABLE lock (
 CREATE INDEX lock_line ON lock (name, number);
 CREATE INDEX lock_tenure ON lock (tenure);
 CREATE TABLE schedule (
-  name text PRIMARY KEY, plan bytea NOT NULL, notify bool NOT NULL, turn int NOT NULL DEFAULT 0,
+  name text COLLATE "C" PRIMARY KEY, plan bytea NOT NULL, notify bool NOT NULL,
+  paused bool NOT NULL DEFAULT false,
+  turn bigint NOT NULL DEFAULT 0,       -- fences: it is another one after each settlement
   last_ns bigint NOT NULL DEFAULT 0, next_ns bigint DEFAULT 0, memory bytea NOT NULL DEFAULT '',
-  task text, digest text);
+  runs bigint NOT NULL DEFAULT 0, skipped bigint NOT NULL DEFAULT 0,
+  task text COLLATE "C", ran_ns bigint NOT NULL DEFAULT 0);  -- the newest run
+-- The last result of a schedule whose changes are noted; '': none yet. A table of its own: who
+-- settles a schedule holds its row while it submits.
+CREATE TABLE digest (schedule text COLLATE "C" PRIMARY KEY, digest text NOT NULL);
 CREATE TABLE change (
-  number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, schedule text NOT NULL,
-  task text NOT NULL, digest text NOT NULL, at timestamptz NOT NULL);
+  number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, schedule text COLLATE "C" NOT NULL,
+  task text NOT NULL, digest text NOT NULL, at timestamptz NOT NULL,
+  announced bigint, xact xid8 NOT NULL DEFAULT pg_current_xact_id());
+CREATE INDEX change_xact ON change (xact);
 
 -- What metrics show of the whole cluster, as one of the nodes saw it last (statistics_1).
 CREATE TABLE figures (

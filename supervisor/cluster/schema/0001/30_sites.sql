@@ -151,10 +151,15 @@ BEGIN
   END IF;
 END $$;
 
+-- Sites that people want to see, at most 1,000: those with a breaker that is not closed first. No
+-- more than 1,000 tasks that wait are counted of each.
 CREATE FUNCTION sites_1() RETURNS TABLE (target text, breaker text, open_for bigint, failures int,
-  inside bigint) LANGUAGE sql STABLE AS $$
+  inside bigint, reopenings int, waiting bigint) LANGUAGE sql STABLE AS $$
   SELECT s.target, s.state,
     CASE WHEN s.state = 'open' THEN greatest(0, ns(s.open_until - clock())) ELSE 0 END, s.failures,
-    (SELECT count(*) FROM live v WHERE v.held = s.target AND v.state = 1)
-  FROM site s WHERE s.max_concurrent > 0 OR s.cost IS NOT NULL OR NOT is_as_new(s)
+    (SELECT count(*) FROM live v WHERE v.held = s.target AND v.state = 1), s.reopenings,
+    (SELECT count(*) FROM (SELECT FROM lane l JOIN live v ON v.lane = l.lane AND v.state = 0
+      WHERE l.target = s.target LIMIT 1000) w)
+  FROM (SELECT * FROM site x WHERE x.max_concurrent > 0 OR x.cost IS NOT NULL OR NOT is_as_new(x)
+    ORDER BY x.state = 'closed', x.target LIMIT 1000) s
   ORDER BY s.target $$;

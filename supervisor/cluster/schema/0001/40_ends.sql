@@ -13,6 +13,39 @@ BEGIN
   END IF;
 END $$;
 
+-- The schedule that made this task.
+CREATE FUNCTION schedule_of(p_id text) RETURNS text LANGUAGE sql IMMUTABLE AS
+  $$ SELECT substr(p_id, 2, length(p_id) - 1 - position('.' IN reverse(p_id))) $$;
+
+-- Lock the last results of the schedules that made these tasks, or tasks that joined them.
+CREATE FUNCTION lock_digests(p_ids text[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE names text[];
+BEGIN
+  SELECT array_agg(s.name ORDER BY s.name) INTO names FROM schedule s
+  WHERE s.notify AND s.name IN (
+    SELECT schedule_of(u.i) FROM unnest(p_ids) u(i) WHERE u.i LIKE '@%'
+    UNION SELECT schedule_of(x.id) FROM live w JOIN live x ON x.key = w.key
+    WHERE w.id = ANY (p_ids) AND x.id LIKE '@%');
+  IF names IS NULL THEN RETURN; END IF;
+  INSERT INTO digest SELECT n, '' FROM unnest(names) n ORDER BY 1 ON CONFLICT DO NOTHING;
+  PERFORM FROM digest d WHERE d.schedule = ANY (names) ORDER BY d.schedule FOR UPDATE;
+END $$;
+
+-- Note the result of a run, and whether it has changed. lock_digests was called before.
+CREATE FUNCTION note_result(p_id text, p_value bytea) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE name_ text := schedule_of(p_id); new_ text := encode(sha256(p_value), 'hex'); before text;
+BEGIN
+  IF NOT EXISTS (SELECT FROM schedule s WHERE s.name = name_ AND s.notify) THEN RETURN; END IF;
+  SELECT d.digest INTO before FROM digest d WHERE d.schedule = name_ FOR UPDATE;
+  IF NOT FOUND OR before = new_ THEN RETURN; END IF;
+  UPDATE digest d SET digest = new_ WHERE d.schedule = name_;
+  IF before <> '' THEN
+    INSERT INTO change (schedule, task, digest, at) VALUES (name_, p_id, new_, clock());
+  END IF;
+END $$;
+
 -- The last good result of such a task; NULL if there is none.
 CREATE FUNCTION last_good(p_name text, p_key text, p_args bytea) RETURNS bytea
 LANGUAGE sql STABLE AS $$
@@ -32,7 +65,7 @@ CREATE FUNCTION falls_back(p_opts opts, p_name text, l lane) RETURNS bool LANGUA
 -- of its submit, if there is one.
 CREATE FUNCTION end_one(p_id text, e ending, p_fallback bool) RETURNS told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE v live; l lane; good bytea; name_ text; digest_ text;
+DECLARE v live; l lane; good bytea;
 BEGIN
   DELETE FROM live x WHERE x.id = p_id RETURNING * INTO v;
   SELECT * INTO l FROM lane x WHERE x.lane = v.lane;
@@ -51,15 +84,7 @@ BEGIN
     v.owner, v.name, v.priority, v.key, v.args, v.opts, v.failures);
   INSERT INTO tally VALUES (l.pool, -1);
   IF v.id LIKE '@%' AND e.state = 4 AND e.source IN ('-', 'c') THEN
-    name_ := substr(v.id, 2, length(v.id) - 1 - position('.' IN reverse(v.id)));
-    SELECT s.digest INTO digest_ FROM schedule s WHERE s.name = name_ AND s.notify FOR UPDATE;
-    IF FOUND THEN
-      UPDATE schedule s SET digest = encode(sha256(e.value), 'hex') WHERE s.name = name_;
-      IF digest_ <> encode(sha256(e.value), 'hex') THEN
-        INSERT INTO change (schedule, task, digest, at)
-        VALUES (name_, v.id, encode(sha256(e.value), 'hex'), clock());
-      END IF;
-    END IF;
+    PERFORM note_result(v.id, e.value);
   END IF;
   RETURN (v.id, v.waiter, e.state, NULL::int, v.held, v.held_class)::told;
 END $$;
@@ -187,6 +212,7 @@ BEGIN
   IF slow THEN
     PERFORM FROM live x
     WHERE x.id = ANY (p_ids) AND x.state = 1 AND x.tenure = p_tenure ORDER BY x.id FOR UPDATE;
+    PERFORM lock_digests(p_ids);
   END IF;
   -- Most ends concern nobody else: all of them in one statement, in the order of their ids.
   RETURN QUERY

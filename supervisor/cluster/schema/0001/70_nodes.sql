@@ -63,7 +63,7 @@ BEGIN
     p_software, p_card)
   ON CONFLICT (identity) DO UPDATE SET name = EXCLUDED.name, tenure = EXCLUDED.tenure,
     beat = EXCLUDED.beat, lease = EXCLUDED.lease, epoch = EXCLUDED.epoch,
-    software = EXCLUDED.software, card = EXCLUDED.card;
+    software = EXCLUDED.software, card = EXCLUDED.card, lost = false;
   FOR p IN SELECT * FROM unnest(p_pools, p_sizes, p_agings, p_crashes, p_caches, p_debounces)
     AS u(name, size, aging, crashes, cache, debounce) ORDER BY 1
   LOOP
@@ -178,16 +178,17 @@ BEGIN
   PERFORM FROM node x WHERE x.tenure = n.tenure AND NOT is_alive(x) FOR UPDATE;
   IF NOT FOUND THEN RETURN; END IF;  -- it was heard of meanwhile
   SELECT array_agg(x) INTO back FROM end_tenure(n.tenure) x;
+  UPDATE node x SET lost = true WHERE x.identity = n.identity;
   RETURN QUERY SELECT n.name, n.tenure, b.* FROM (SELECT) x LEFT JOIN unnest(back) b ON true;
 END $$;
 
 CREATE FUNCTION nodes_1() RETURNS TABLE (identity text, name text, tenure int, alive bool,
-  draining bool, claims bigint, beat_age bigint, software text, card bytea)
+  draining bool, claims bigint, beat_age bigint, software text, card bytea, lost bool)
 LANGUAGE sql STABLE AS $$
   SELECT n.identity, n.name, n.tenure, is_alive(n), n.draining,
     (SELECT count(*) FROM live v WHERE v.state = 1 AND v.tenure = n.tenure), ns(clock() - n.beat),
-    n.software, n.card
-  FROM node n ORDER BY n.name $$;
+    n.software, n.card, n.lost
+  FROM node n ORDER BY n.name, n.tenure $$;
 
 CREATE FUNCTION drain_1(p_name text, p_draining bool) RETURNS bool LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -196,19 +197,27 @@ BEGIN
   RETURN FOUND;
 END $$;
 
--- End a node's tenure and forget what it declared. Returns nothing if there is no such node.
-CREATE FUNCTION forget_1(p_name text) RETURNS TABLE (identity text, id text, waiter bigint,
-  state smallint, lane int, held text, held_class text) LANGUAGE plpgsql AS $$
+-- End the tenures of a name and forget what was declared; of live nodes only by force. Returns
+-- nothing if there is no such node.
+CREATE FUNCTION forget_1(p_name text, p_force bool) RETURNS TABLE (identity text, id text,
+  waiter bigint, state smallint, lane int, held text, held_class text) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE n node; back told[];
 BEGIN
-  SELECT * INTO n FROM node x WHERE x.name = p_name LIMIT 1;
-  IF NOT FOUND THEN RETURN; END IF;
-  IF n.tenure <> 0 THEN
+  FOR n IN SELECT * FROM node x WHERE x.name = p_name AND x.tenure <> 0 ORDER BY x.tenure LOOP
     PERFORM pg_advisory_xact_lock(@lock_3@, n.tenure);
-    SELECT array_agg(x) INTO back FROM end_tenure(n.tenure) x;
-  END IF;
-  DELETE FROM node_task x WHERE x.identity = n.identity;
-  DELETE FROM node x WHERE x.identity = n.identity;
-  RETURN QUERY SELECT n.identity, b.* FROM (SELECT) x LEFT JOIN unnest(back) b ON true;
+  END LOOP;
+  FOR n IN SELECT * FROM node x WHERE x.name = p_name ORDER BY x.tenure LOOP
+    back := NULL;
+    IF n.tenure <> 0 THEN
+      PERFORM FROM node x WHERE x.identity = n.identity AND x.tenure = n.tenure
+        AND (p_force OR NOT is_alive(x)) FOR UPDATE;
+      CONTINUE WHEN NOT FOUND;  -- it lives, or has joined again meanwhile
+      SELECT array_agg(x) INTO back FROM end_tenure(n.tenure) x;
+    END IF;
+    DELETE FROM node x WHERE x.identity = n.identity AND x.tenure = 0;
+    CONTINUE WHEN NOT FOUND;
+    DELETE FROM node_task x WHERE x.identity = n.identity;
+    RETURN QUERY SELECT n.identity, b.* FROM (SELECT) x LEFT JOIN unnest(back) b ON true;
+  END LOOP;
 END $$;

@@ -90,40 +90,78 @@ BEGIN
     OR EXISTS (SELECT FROM done d WHERE d.id = p_id AND d.owner = mine);
 END $$;
 
--- Tasks that fit, live ones first. p_states are numbers as in `live` and `done`; NULL: any.
+-- Tasks that fit, newest first, live ones before the others. p_states are numbers as in `live` and
+-- `done`; NULL: any. Ended tasks are looked for in longer and longer times, so that the newest of
+-- millions are found at once.
 CREATE FUNCTION find_1(p_pool text, p_target text, p_states smallint[], p_error text, p_key text,
   p_schedule text, p_limit int) RETURNS SETOF seen LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
-DECLARE ids text[];
+DECLARE ids text[] := '{}'; more text[]; fits text; back interval;
 BEGIN
-  SELECT array_agg(x.id) INTO ids FROM (
-    (SELECT v.id FROM live v JOIN lane l ON l.lane = v.lane JOIN pool p ON p.pool = l.pool
-     WHERE (p_pool = '' OR p.name = p_pool) AND (p_target = '' OR l.target = p_target)
-       AND (p_states IS NULL OR v.state = ANY (p_states)) AND (p_key = '' OR v.key = p_key)
-       AND (p_error = '' OR position(p_error IN v.error) > 0)
-       AND (p_schedule = '' OR starts_with(v.id, '@' || p_schedule || '.'))
-     ORDER BY v.seq LIMIT p_limit)
-    UNION ALL
-    (SELECT d.id FROM done d JOIN pool p ON p.pool = d.pool
-     WHERE (p_pool = '' OR p.name = p_pool) AND (p_target = '' OR d.target = p_target)
-       AND (p_states IS NULL OR d.state = ANY (p_states)) AND (p_key = '' OR d.key = p_key)
-       AND (p_error = '' OR position(p_error IN d.error) > 0)
-       AND (p_schedule = '' OR starts_with(d.id, '@' || p_schedule || '.'))
-     ORDER BY d.finished_at DESC LIMIT p_limit) LIMIT p_limit) x;
-  RETURN QUERY SELECT * FROM tasks_seen(ids, false);
+  PERFORM set_config('enable_bitmapscan', 'on', true);  -- of done_time, within this function
+  fits := format('(%L = '''' OR p.name = %L) AND (%L = '''' OR t.target = %L) AND (%L = '''' OR '
+    'x.key = %L) AND (%L = '''' OR position(%L IN x.error) > 0) AND (%L = '''' OR '
+    'starts_with(x.id, %L))', p_pool, p_pool, p_target, p_target, p_key, p_key, p_error, p_error,
+    p_schedule, '@' || p_schedule || '.');
+  IF p_states IS NOT NULL THEN
+    fits := fits || format(' AND x.state IN (%s)', array_to_string(p_states || '{-1}', ','));
+  END IF;
+  IF p_states IS NULL OR p_states && '{0,1,2,3}' THEN
+    EXECUTE format('SELECT array_agg(y.id) FROM (SELECT x.id FROM live x JOIN lane t '
+      'ON t.lane = x.lane JOIN pool p ON p.pool = t.pool WHERE %s ORDER BY x.seq DESC LIMIT %s) y',
+      fits, p_limit) INTO more;
+    ids := ids || more;
+  END IF;
+  IF p_states IS NULL OR p_states && '{4,5,6,7}' THEN
+    FOREACH back IN ARRAY '{10 s,5 min,1 h,6 h,100 y}'::interval[] LOOP
+      EXECUTE format('SELECT array_agg(y.id) FROM (SELECT x.id FROM done x '
+        'CROSS JOIN LATERAL (SELECT x.target) t JOIN pool p ON p.pool = x.pool WHERE %s '
+        'AND x.finished_at > %L ORDER BY x.finished_at DESC LIMIT %s) y',
+        fits, clock() - back, p_limit - cardinality(ids)) INTO more;
+      EXIT WHEN cardinality(more) >= p_limit - cardinality(ids);
+    END LOOP;
+    ids := ids || more;
+  END IF;
+  RETURN QUERY SELECT s.* FROM unnest(ids) WITH ORDINALITY u(id, o)
+    CROSS JOIN LATERAL tasks_seen(ARRAY[u.id], false) s ORDER BY u.o;
 END $$;
 
+-- Forget ended tasks, at most 10,000 at a time; NULL ids: all that fit.
 CREATE FUNCTION purge_1(p_pool text, p_target text, p_states smallint[], p_error text, p_key text,
-  p_schedule text) RETURNS int LANGUAGE plpgsql AS $$
+  p_schedule text, p_ids text[], p_older bigint) RETURNS int LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE n int;
+DECLARE n int; until timestamptz := clock() - span(p_older);
 BEGIN
-  DELETE FROM done d USING pool p WHERE p.pool = d.pool AND (p_pool = '' OR p.name = p_pool)
-    AND (p_target = '' OR d.target = p_target) AND (p_states IS NULL OR d.state = ANY (p_states))
-    AND (p_key = '' OR d.key = p_key) AND (p_error = '' OR position(p_error IN d.error) > 0)
-    AND (p_schedule = '' OR starts_with(d.id, '@' || p_schedule || '.'));
+  WITH chosen AS (
+    SELECT d.id, d.finished_at FROM done d JOIN pool p ON p.pool = d.pool
+    WHERE (p_pool = '' OR p.name = p_pool) AND (p_target = '' OR d.target = p_target)
+      AND (p_states IS NULL OR d.state = ANY (p_states)) AND (p_key = '' OR d.key = p_key)
+      AND (p_error = '' OR position(p_error IN d.error) > 0)
+      AND (p_schedule = '' OR starts_with(d.id, '@' || p_schedule || '.'))
+      AND (p_ids IS NULL OR d.id = ANY (p_ids)) AND d.finished_at <= until LIMIT 10000)
+  DELETE FROM done d USING chosen c WHERE d.id = c.id AND d.finished_at = c.finished_at;
   GET DIAGNOSTICS n = ROW_COUNT;
   RETURN n;
+END $$;
+
+-- For each pool: tasks that succeeded and failed within a time of at most ten seconds, and how many
+-- failed ones are kept, of the newest 10,000 of all pools.
+CREATE FUNCTION recent_1(p_span bigint) RETURNS TABLE (pool text, succeeded bigint, failed bigint,
+  dead bigint) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE since timestamptz := clock() - least(span(p_span), interval '10 s');
+BEGIN
+  PERFORM set_config('enable_bitmapscan', 'on', true);
+  RETURN QUERY WITH ended AS (
+    SELECT d.pool, count(*) FILTER (WHERE d.state = 4) AS good,
+      count(*) FILTER (WHERE d.state = 5) AS bad
+    FROM done d WHERE d.finished_at > since GROUP BY 1), kept AS (
+    SELECT f.pool, count(*) AS tasks FROM (
+      SELECT d.pool FROM done d WHERE d.state = 5 ORDER BY d.finished_at DESC LIMIT 10000) f
+    GROUP BY 1)
+  SELECT p.name, coalesce(e.good, 0), coalesce(e.bad, 0), coalesce(k.tasks, 0)
+  FROM pool p LEFT JOIN ended e ON e.pool = p.pool LEFT JOIN kept k ON k.pool = p.pool
+  ORDER BY p.name;
 END $$;
 
 -- Live tasks by lane and state; a join per task would take seconds for a million.
@@ -219,25 +257,81 @@ CREATE FUNCTION cards_1() RETURNS TABLE (card bytea) LANGUAGE sql STABLE AS
 CREATE FUNCTION wall_ns() RETURNS bigint LANGUAGE sql AS
   'SELECT (extract(epoch FROM clock()) * 1000000000)::bigint';
 
-CREATE FUNCTION due_1() RETURNS TABLE (name text, plan bytea, turn int, last_ns bigint,
-  now_ns bigint, memory bytea, alive text) LANGUAGE sql STABLE AS $$
-  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory,
-    coalesce((SELECT v.id FROM live v WHERE v.id = s.task), '')
-  FROM schedule s WHERE s.next_ns <= wall_ns() ORDER BY s.name $$;
+CREATE FUNCTION run_alive(p_name text) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT coalesce((SELECT v.id FROM live v WHERE v.id > ('@' || p_name || '.') COLLATE "C"
+    AND v.id < ('@' || p_name || '/') COLLATE "C" ORDER BY v.id DESC LIMIT 1), '') $$;
 
--- Move a schedule on from a turn; the node submits its runs in the same transaction. NULL: another
+CREATE FUNCTION due_1() RETURNS TABLE (name text, plan bytea, turn bigint, last_ns bigint,
+  now_ns bigint, memory bytea, alive text) LANGUAGE sql STABLE AS $$
+  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, run_alive(s.name)
+  FROM schedule s WHERE s.next_ns <= wall_ns() AND NOT s.paused ORDER BY s.name $$;
+
+CREATE FUNCTION schedules_1() RETURNS TABLE (name text, plan bytea, turn bigint, last_ns bigint,
+  now_ns bigint, memory bytea, alive text, next_ns bigint, paused bool, notify bool, runs bigint,
+  skipped bigint, task text, ran_ns bigint, state smallint) LANGUAGE sql STABLE AS $$
+  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, run_alive(s.name), s.next_ns,
+    s.paused, s.notify, s.runs, s.skipped, coalesce(s.task, ''), s.ran_ns, coalesce(
+      (SELECT v.state FROM live v WHERE v.id = s.task),
+      (SELECT d.state FROM done d WHERE d.id = s.task ORDER BY d.finished_at DESC LIMIT 1))
+  FROM schedule s ORDER BY s.name $$;
+
+-- Move a schedule on from a turn; the node submits its runs in the same transaction. False: another
 -- node was first.
-CREATE FUNCTION settle_1(p_name text, p_turn int, p_last bigint, p_next bigint, p_memory bytea,
-  p_task text) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE FUNCTION settle_1(p_name text, p_turn bigint, p_last bigint, p_next bigint, p_memory bytea,
+  p_skipped bigint, p_anew bool) RETURNS bool LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   UPDATE schedule s SET turn = s.turn + 1, last_ns = p_last, next_ns = p_next, memory = p_memory,
-    task = coalesce(p_task, s.task)
+    skipped = s.skipped + p_skipped
   WHERE s.name = p_name AND s.turn = p_turn;
-  RETURN FOUND;
+  IF NOT FOUND THEN RETURN false; END IF;
+  IF p_anew THEN DELETE FROM digest d WHERE d.schedule = p_name; END IF;
+  RETURN true;
 END $$;
 
-CREATE FUNCTION changes_1(p_after bigint) RETURNS TABLE (number bigint, schedule text, task text,
-  digest text) LANGUAGE sql STABLE AS $$
-  SELECT c.number, c.schedule, c.task, c.digest FROM change c WHERE c.number > p_after
-  ORDER BY c.number LIMIT 1000 $$;
+-- What became of the runs that were submitted, in the transaction of settle_1.
+CREATE FUNCTION ran_1(p_name text, p_runs bigint, p_skipped bigint, p_task text, p_ran bigint)
+RETURNS void LANGUAGE sql AS $$
+  UPDATE schedule s SET runs = s.runs + p_runs, skipped = s.skipped + p_skipped,
+    task = coalesce(p_task, s.task), ran_ns = coalesce(p_ran, s.ran_ns)
+  WHERE s.name = p_name $$;
+
+-- Instants of a pause are not caught up with: a node finds the next one.
+CREATE FUNCTION pause_1(p_name text, p_paused bool) RETURNS bool LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE schedule s SET paused = p_paused, turn = s.turn + 1,
+    last_ns = CASE WHEN p_paused OR s.last_ns = 0 THEN s.last_ns
+      ELSE greatest(s.last_ns, wall_ns()) END,
+    next_ns = CASE WHEN p_paused OR s.next_ns IS NULL THEN s.next_ns ELSE 0 END
+  WHERE s.name = p_name AND s.paused <> p_paused;
+  RETURN FOUND OR EXISTS (SELECT FROM schedule s WHERE s.name = p_name);
+END $$;
+
+-- Changes since a snapshot, each once, whatever order the transactions had; without one, the newest
+-- of each schedule.
+CREATE FUNCTION changes_1(p_after text) RETURNS TABLE (after text, numbers bigint[],
+  schedules text[], tasks text[], digests text[], announced bool[]) LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+DECLARE since pg_snapshot := nullif(p_after, '')::pg_snapshot;
+BEGIN
+  RETURN QUERY SELECT pg_current_snapshot()::text, array_agg(c.number ORDER BY c.number),
+    array_agg(c.schedule ORDER BY c.number), array_agg(c.task ORDER BY c.number),
+    array_agg(c.digest ORDER BY c.number), array_agg(c.announced IS NOT NULL ORDER BY c.number)
+  FROM (
+    (SELECT DISTINCT ON (x.schedule) x.* FROM change x WHERE since IS NULL
+     ORDER BY x.schedule, x.number DESC LIMIT 1000)
+    UNION ALL
+    (SELECT x.* FROM change x WHERE x.xact >= pg_snapshot_xmin(since)
+       AND NOT pg_visible_in_snapshot(x.xact, since)
+     ORDER BY x.number DESC LIMIT 1000)) c;
+END $$;
+
+-- True for one token, also when it asks again.
+CREATE FUNCTION announce_1(p_number bigint, p_token bigint) RETURNS bool LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  UPDATE change c SET announced = p_token WHERE c.number = p_number
+    AND coalesce(c.announced, p_token) = p_token;
+  RETURN FOUND;
+END $$;

@@ -57,6 +57,9 @@ CREATE FUNCTION apply_1(p_doc bytea, p_former int) RETURNS int LANGUAGE plpgsql 
 #variable_conflict use_column
 DECLARE doc jsonb := convert_from(p_doc, 'UTF8')::jsonb; now_at int;
 BEGIN
+  IF octet_length(p_doc) > 16777216 THEN
+    RAISE EXCEPTION 'a policy has at most 16 MiB' USING ERRCODE = '22023';
+  END IF;
   PERFORM pg_advisory_xact_lock(@lock_5@, 1);
   now_at := applied();
   IF now_at <> p_former THEN
@@ -68,11 +71,14 @@ BEGIN
     (doc -> 'cache' ->> 'debounce')::bool, (doc -> 'cache' ->> 'entries')::int, doc -> 'breaker',
     jsonb_path_exists(doc, '$.** ? (@.window > 0)'));
   PERFORM FROM live v WHERE v.state = 1 ORDER BY v.id FOR UPDATE;
+  DELETE FROM digest d WHERE d.schedule IN (SELECT x.schedule FROM digest x WHERE NOT EXISTS (
+    SELECT FROM schedule s WHERE s.name = x.schedule AND s.notify) ORDER BY 1 FOR UPDATE);
   PERFORM follow_sites();
   UPDATE live v SET held = (SELECT s.target FROM site s WHERE s.target = l.target),
     held_class = (SELECT c.name FROM class c WHERE c.name = l.class AND c.max_concurrent > 0)
   FROM lane l WHERE l.lane = v.lane AND v.state = 1;
   UPDATE lane l SET state = 'r', wake_at = NULL WHERE l.state = 'p';
   PERFORM notify_pools((SELECT array_agg(p.pool) FROM pool p));
+  PERFORM pg_notify(current_schema() || '_node_' || n.tenure, '') FROM node n WHERE n.tenure <> 0;
   RETURN p_former + 1;
 END $$;

@@ -19,6 +19,7 @@ from musterd.supervisor.cluster import gateway as gateway_module
 from musterd.supervisor.cluster.calls import PAUSE_MAX_NS, PAUSE_NS
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
+    Changed,
     ChangeNote,
     Ended,
     Fetched,
@@ -489,16 +490,18 @@ def test_what_waits_has_a_limit_of_bytes(bench: Bench, monkeypatch: pytest.Monke
 
 def test_a_follower_gets_the_newest_of_each_schedule_and_then_each_change(bench: Bench) -> None:
     bench.feed(events.ChangesFollowed(ANN))
-    assert bench.calls["changes"].arguments == (0,)
-    notes = [ChangeNote(1, "kites", "t1", "x"), ChangeNote(2, "kites", "t2", "y")]
-    told = bench.answer("changes", notes)
+    assert bench.calls["changes"].arguments == ("",)
+    notes = (ChangeNote(1, "kites", "t1", "x"), ChangeNote(2, "kites", "t2", "y"))
+    told = bench.answer("changes", Changed(notes, "2"))
     assert told == [TellChanges(ANN, [Change("kites", "t2", "y")])]
     bench.pass_ns(SECOND_NS)
-    assert bench.calls["changes"].arguments == (2,)
-    told = bench.answer("changes", [ChangeNote(3, "kites", "t3", "z")])
+    assert bench.calls["changes"].arguments == ("2",)
+    told = bench.answer("changes", Changed((ChangeNote(3, "kites", "t3", "z"),), "3"))
     assert told == [TellChange(Change("kites", "t3", "z"))]
     bench.feed(events.ChangesFollowed(BOB))
-    assert bench.answer("changes", []) == [TellChanges(BOB, [Change("kites", "t3", "z")])]
+    assert bench.answer("changes", Changed((), "3")) == [
+        TellChanges(BOB, [Change("kites", "t3", "z")])
+    ]
     bench.feed(events.PeerLost(ANN))
     bench.feed(events.PeerLost(BOB))
     bench.pass_ns(10 * SECOND_NS)

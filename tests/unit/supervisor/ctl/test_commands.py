@@ -215,6 +215,24 @@ def test_the_document_describes_every_option_of_each_command() -> None:
                 assert parameter.opts[-1] in text[name], f"{name} {parameter.opts}"
 
 
+def test_the_document_describes_every_command_of_a_cluster() -> None:
+    section = DOCUMENT.read_text().partition("### `musterctl cluster COMMAND`")[2]
+    table = section.partition("\n\n`nodes`")[0]
+    described = re.findall(r"^\| `(\w+)(.*?)` \|", table, re.MULTILINE)
+    group = cli.commands["cluster"]
+    assert isinstance(group, click.Group)
+    options = {
+        name: sorted(
+            parameter.opts[-1]
+            for parameter in command.params
+            if isinstance(parameter, click.Option)
+            and parameter.name not in ("json", "help", "config", "url", "url_file")
+        )
+        for name, command in group.commands.items()
+    }
+    assert {name: sorted(re.findall(r"--[\w-]+", rest)) for name, rest in described} == options
+
+
 def test_a_caller_waits_while_more_callers_wait_than_the_kernel_keeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -211,7 +211,9 @@ def test_the_documentation_explains_every_event_of_the_cluster() -> None:
     rows = re.findall(r"^\| (`cluster.+?`) \|", section, re.MULTILINE)
     explained = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
     words = set()
-    for path in (ROOT / "supervisor").rglob("*.py"):
+    folder = ROOT / "supervisor"
+    # `musterctl --cluster events` makes up its own, of what it sees in the database.
+    for path in set(folder.rglob("*.py")) - {folder / "ctl" / "cluster_events.py"}:
         words |= set(re.findall(r'"(cluster\.[a-z_]+)"', path.read_text()))
     known = {name for name in MESSAGES if name.startswith("cluster.")}
     assert explained == known

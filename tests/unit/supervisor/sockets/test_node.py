@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from musterd.ipc.wire.codec import encode
@@ -39,7 +40,9 @@ from musterd.ipc.wire.node_messages import (
     Pools,
     ProgressMarks,
     QueueCount,
+    ScheduleNews,
     Seen,
+    SharedPolicy,
     SidecarHello,
     StateReply,
     StateRequest,
@@ -48,6 +51,8 @@ from musterd.ipc.wire.node_messages import (
 )
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.core.model.policy import TargetPolicy
+from musterd.supervisor.core.model.shared import ClusterPolicy
 from musterd.supervisor.sockets import node
 from musterd.supervisor.sockets.node import NodePort
 
@@ -108,7 +113,12 @@ def test_the_socket_is_for_its_owner_alone(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("message", "event"),
     [
-        (Membership(1, 2, True, True), events.MembershipTold(1, 2, True, True)),
+        (Membership(1, 2, True, True, 3), events.MembershipTold(1, 2, True, True, 3)),
+        (
+            ScheduleNews("task.changed", "kites", "p", "@kites.1", "", 0, "d", True),
+            events.ScheduleNoted("task.changed", "kites", "p", "@kites.1", "", 0, "d", True),
+        ),
+        (SharedPolicy(3), events.PolicyShared(3, None)),
         (Confirmed(HELD), events.EndsConfirmed(HELD)),
         (CancelAttempts(HELD), events.AttemptsCancelled(HELD)),
         (LoseAttempts(HELD), events.AttemptsLost(HELD)),
@@ -126,6 +136,39 @@ def test_the_socket_is_for_its_owner_alone(stage: Stage) -> None:
 )
 def test_what_the_sidecar_says_becomes_an_event(stage: Stage, message: Any, event: Any) -> None:
     assert stage.say(stage.join(), message) == [event]
+
+
+def test_a_policy_comes_in_parts(stage: Stage) -> None:
+    sidecar = stage.join()
+    policy = ClusterPolicy(targets={"shop.example": TargetPolicy(rate=2.0)})
+    encoded = msgspec.msgpack.encode(policy)
+    assert stage.say(sidecar, SharedPolicy(4, encoded[:20], True)) == []
+    found = stage.say(sidecar, SharedPolicy(4, encoded[20:]))
+    assert found == [events.PolicyShared(4, policy)]
+
+
+def test_half_a_policy_of_a_sidecar_before_does_not_count(stage: Stage) -> None:
+    encoded = msgspec.msgpack.encode(ClusterPolicy())
+    assert stage.say(stage.join(), SharedPolicy(4, b"x" * 20, True)) == []
+    sidecar = stage.join()
+    stage.port.receive()
+    assert stage.say(sidecar, SharedPolicy(4, encoded)) == [events.PolicyShared(4, ClusterPolicy())]
+
+
+def test_a_policy_that_cannot_be_read_is_told_as_such(stage: Stage) -> None:
+    found = stage.say(stage.join(), SharedPolicy(4, b"\xc1"))
+    assert found == [events.PolicyShared(4, None)]
+    assert stage.port.malformed == 1
+
+
+def test_a_policy_has_a_limit(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node, "POLICY_BYTES_MAX", 100)
+    sidecar = stage.join()
+    assert stage.say(sidecar, SharedPolicy(4, b"x" * 80, True)) == []
+    assert stage.say(sidecar, SharedPolicy(4, b"x" * 80, True)) == []
+    assert stage.port.malformed == 1
+    encoded = msgspec.msgpack.encode(None)
+    assert stage.say(sidecar, SharedPolicy(5, encoded)) == [events.PolicyShared(5, None)]
 
 
 @pytest.mark.parametrize(

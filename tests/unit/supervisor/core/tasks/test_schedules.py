@@ -14,15 +14,10 @@ from musterd.ipc.wire.messages import AS_CONFIGURED, Change, Completion, TaskDec
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import SchedulePolicy
+from musterd.supervisor.core.model.runs import CATCH_UP_MAX, ON_TIME_NS, WRONG_CLOCK_NS
 from musterd.supervisor.core.model.timing import Cron, Every
 from musterd.supervisor.core.tasks.outage import PATIENCE_NS
-from musterd.supervisor.core.tasks.schedules import (
-    CATCH_UP_MAX,
-    FACT,
-    ON_TIME_NS,
-    REPORT_GAP_NS,
-    WRONG_CLOCK_NS,
-)
+from musterd.supervisor.core.tasks.schedules import FACT, REPORT_GAP_NS
 from support.core import Muster, of
 
 MINUTE_NS = 60 * SECOND_NS

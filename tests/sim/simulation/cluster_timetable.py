@@ -1,0 +1,83 @@
+"""Schedules of a simulated cluster: each due time is run once, whoever dies.
+
+`steady` runs at each instant, also late ones and beside each other. `single` waits for its last
+run, and leaves out what it missed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from musterd.ipc.wire.messages import UNKNOWN_TASK
+from musterd.supervisor.cluster.engine import DueSchedule, Run, ScheduleCard, Settled
+from musterd.supervisor.core.model.policy import SchedulePolicy
+from musterd.supervisor.core.model.shared import card_of
+from musterd.supervisor.core.model.timing import Every
+from simulation.profile import METHODS, MS
+
+if TYPE_CHECKING:
+    from simulation.cluster import ClusterWorld
+
+STEADY_NS, SINGLE_NS = 700 * MS, 300 * MS
+
+
+class Timetable:
+    def __init__(self, world: ClusterWorld, *, used: bool) -> None:
+        self._world = world
+        self.used = used
+        self.begun_ns: dict[str, int] = {}  # the instant from which on each must run
+        self.instants: dict[str, dict[int, str]] = {}  # of each schedule: its runs
+        self.refused: dict[int, None] = {}
+        self.lost_races = 0
+        self.is_paused = False
+
+    @property
+    def cards(self) -> tuple[ScheduleCard, ...]:
+        if not self.used:
+            return ()
+        task = f"{self._world.pool}.{METHODS[0]}"
+        steady = SchedulePolicy("steady", task, Every(STEADY_NS), overlap=True, catch_up="all")
+        single = SchedulePolicy("single", task, Every(SINGLE_NS), notify=True)
+        return (card_of(steady), card_of(single))
+
+    def settled(self, due: DueSchedule, runs: list[Run], result: Settled | None) -> None:
+        """A node has settled a schedule, or was too late; the engine has the effect already."""
+        if result is None:
+            self.lost_races += 1
+            return
+        world = self._world
+        known = self.instants.setdefault(due.name, {})
+        self.begun_ns.setdefault(due.name, due.now_ns)
+        if due.name == "single" and runs:
+            before = [id_ for id_ in known.values() if id_ in world.engine.board.live]
+            assert not before, f"{runs[0].spec.id} is submitted beside {before}"
+        for run, verdict in zip(runs, result.verdicts, strict=True):
+            assert run.instant_ns not in known, f"{due.name} runs twice for {run.instant_ns}"
+            if verdict.rejection is not None:  # the last pool with this task is just leaving
+                assert verdict.rejection.code == UNKNOWN_TASK, verdict
+                self.refused[run.instant_ns] = None
+                continue
+            assert verdict.state == "accepted", verdict
+            known[run.instant_ns] = run.spec.id
+            world.accepted[run.spec.id] = None
+
+    def pause(self) -> None:
+        """Let nothing more run; what is due is settled or not, and stays so."""
+        self.is_paused = True
+        for card in self.cards:
+            self._world.engine.pause(card.name, paused=True)
+
+    def check(self) -> None:
+        """Check that no instant of `steady` is missing, and that all others are counted."""
+        for view in self._world.engine.schedules():
+            name, runs = view.due.name, self.instants.get(view.due.name, {})
+            if name not in self.begun_ns:
+                continue
+            every_ns = STEADY_NS if name == "steady" else SINGLE_NS
+            due = range(self.begun_ns[name] + every_ns, view.due.last_ns + 1, every_ns)
+            missing = [instant_ns for instant_ns in due if instant_ns not in runs]
+            assert view.runs == len(runs), (name, view)
+            assert runs.keys() <= {*due}, f"{name} runs at other times"
+            assert len(missing) == view.skipped, f"{name} did not run for {missing}: {view}"
+            unsaid = [each for each in missing if each not in self.refused]
+            assert name != "steady" or not unsaid, f"{name} did not run for {unsaid}"
