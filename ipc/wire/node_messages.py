@@ -246,6 +246,9 @@ class Seen(Struct, array_like=True, tag="seen", frozen=True):
     nodes: Annotated[tuple[NodeSeen, ...], Meta(max_length=NODES_MAX)]
 
 
+ClusterNews = Notice | Figures | Seen
+
+
 class FoundTasks(Struct, array_like=True, tag="found", frozen=True):
     """Answer a FindTasks. `worker` of a task is the node that has claimed it."""
 

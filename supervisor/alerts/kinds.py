@@ -65,6 +65,8 @@ KINDS: dict[str, Kind] = {
     "cluster.reachable": Kind(),
     "cluster.lease_over": Kind(),
     "cluster.fenced": Kind(),
+    "cluster.locks_over": Kind(),
+    "cluster.locks_lost": Kind(),
     "cluster.refused": Kind(),
     "cluster.warning": Kind(),
     "cluster.policy_differs": Kind(),

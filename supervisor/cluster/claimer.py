@@ -28,9 +28,10 @@ from msgspec import Struct, structs
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine, rounds
-from musterd.supervisor.cluster.attempts import attempt_of, portions
 from musterd.supervisor.cluster.calls import Lane
+from musterd.supervisor.cluster.grants import attempt_of, engine_card, portions, without_places
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
+from musterd.supervisor.cluster.reports import Figures, node_lost, results, seen
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -38,14 +39,6 @@ from musterd.supervisor.cluster.sidecar_events import (
     NodeNotified,
     PoolsNotified,
     Standing,
-)
-from musterd.supervisor.cluster.translate import (
-    Figures,
-    engine_card,
-    node_lost,
-    results,
-    seen,
-    without_places,
 )
 from musterd.supervisor.core.model import actions, events
 

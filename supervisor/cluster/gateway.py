@@ -156,7 +156,9 @@ class Gateway:
                 self._lose(peer)
             case LookedUp(peer, ended, absent, marks):
                 self._looked_up(peer, ended, absent)
-                self._out.extend([actions.TellProgress([peer], _note(mark)) for mark in marks])
+                # What the others were told may be newer than this look.
+                known = [self._watches.mark_of(mark.id) or mark for mark in marks]
+                self._out.extend([actions.TellProgress([peer], _note(mark)) for mark in known])
             case EngineAnswered(ticket, result):
                 self._answered(ticket, result)
             case EngineFailed():

@@ -74,6 +74,10 @@ class Watches:
         self._marks[mark.id] = mark
         return True
 
+    def mark_of(self, id_: str) -> ProgressMark | None:
+        """Return what the watchers of a task were told last."""
+        return self._marks.get(id_)
+
     # -- tasks of which no end may be heard ---------------------------------------------------
 
     @property

@@ -211,9 +211,7 @@ class Fleet:
                 watch.connected, claims.connected, requests.connected
             ),
             events.ClusterDisconnected: _in_turn(claims.disconnected, requests.disconnected),
-            events.ClusterNoticed: watch.noticed,
-            events.ClusterCounted: watch.counted,
-            events.ClusterSeen: _in_turn(watch.saw, self._autoscale.cluster_seen),
+            events.ClusterTold: _in_turn(watch.told, self._autoscale.cluster_told),
             events.MembershipTold: _in_turn(
                 watch.membership, claims.membership, requests.membership
             ),

@@ -80,6 +80,8 @@ MESSAGES = {
     "cluster.reachable": "the cluster's database answers again: submits are accepted",
     "cluster.lease_over": "the lease of this node is over: no task of the cluster begins here",
     "cluster.fenced": "the cluster has given this node up: what it ran does not count",
+    "cluster.locks_over": "the lease of this node is over: others may get the locks of its tasks",
+    "cluster.locks_lost": "the cluster has given this node up: its tasks have lost their locks",
     "cluster.released": "tasks that were granted in a lost answer went back to the cluster",
     "cluster.refused": "the cluster's database refused a call",
     "cluster.warning": "the cluster's database could lose what was acknowledged",

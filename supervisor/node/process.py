@@ -44,6 +44,7 @@ from musterd.supervisor.cluster.engine import EngineAway, EngineRefused, NodeCar
 from musterd.supervisor.cluster.gateway import Gateway
 from musterd.supervisor.cluster.migrate import SCHEMA
 from musterd.supervisor.cluster.postgres import PostgresEngine
+from musterd.supervisor.cluster.reports import figures, notice
 from musterd.supervisor.cluster.scheduler import Scheduler
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
@@ -55,7 +56,6 @@ from musterd.supervisor.cluster.sidecar_events import (
     Standing,
     TellChange,
 )
-from musterd.supervisor.cluster.translate import figures, notice
 from musterd.supervisor.config.redact import Redaction
 from musterd.supervisor.config.timezones import time_zone
 from musterd.supervisor.core.model import actions, events

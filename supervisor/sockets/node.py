@@ -255,12 +255,8 @@ def event_of(message: SidecarMessage) -> object:
             event = events.StatesTold(states)
         case LocksTold(tenure, locks):
             event = events.LocksTold(tenure, locks)
-        case Notice():
-            event = events.ClusterNoticed(message)
-        case Figures():
-            event = events.ClusterCounted(message)
-        case Seen():
-            event = events.ClusterSeen(message)
+        case Notice() | Figures() | Seen():
+            event = events.ClusterTold(message)
         case SidecarHello() | SharedPolicy() | FoundTasks():
             raise ProtocolError("a second hello, or no event")
     return event

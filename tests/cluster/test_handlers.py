@@ -247,7 +247,14 @@ def test_a_lock_that_another_node_has_is_not_given_and_the_error_says_who_has_it
         assert [held.result(timeout=60), waits.result(timeout=60)] == ["shed", "barn"]
 
 
-@pytest.mark.parametrize("how", ["killed", "its sidecar is killed", "its task is killed"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("killed", marks=pytest.mark.long),
+        "its sidecar is killed",
+        "its task is killed",
+    ],
+)
 def test_a_lock_ends_with_its_holder_and_outlives_a_sidecar(
     nodes: Nodes, database: Cluster, how: str
 ) -> None:
@@ -264,7 +271,7 @@ def test_a_lock_ends_with_its_holder_and_outlives_a_sidecar(
         if how == "killed":
             first.kill()
         elif how == "its task is killed":
-            worker = next(each for each in first.pool("jobs").workers if each.task)
+            worker = next(each for each in first.pool("jobs").workers if each.state == "BUSY")
             os.kill(worker.pid, signal.SIGKILL)
         else:
             sidecar = sidecar_of(first).pid
@@ -285,6 +292,7 @@ def _new_sidecar(node: Muster, before: int) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_a_node_that_was_stopped_for_longer_than_its_lease_has_lost_its_locks_and_says_so(
     nodes: Nodes,
 ) -> None:
@@ -309,6 +317,7 @@ def test_a_node_that_was_stopped_for_longer_than_its_lease_has_lost_its_locks_an
         nodes.let("never")
 
 
+@pytest.mark.long
 def test_while_the_database_is_away_a_lock_goes_on_to_the_next_here(tmp_path: Path) -> None:
     with servers() as server:
         database = prepared(server, "handlers")

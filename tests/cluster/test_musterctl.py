@@ -84,7 +84,7 @@ def process(*words: str) -> tuple[int, str, str]:
 
 @pytest.fixture(scope="module")
 def desk(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
-    desk = Desk(prepared(server), tmp_path_factory.mktemp("desk"))
+    desk = Desk(prepared(server, "desk"), tmp_path_factory.mktemp("desk"))
     desk.shed.start()
     desk.attic.start()
     try:

@@ -1,7 +1,7 @@
 """Several fleets around one engine: every seed, every invariant."""
 
 import pytest
-from simulation.cluster import KINDS, ClusterWorld
+from simulation.cluster import ASKING_SEED, KINDS, ClusterWorld
 
 FEWER = 2  # as many seeds as of each kind of a single fleet, divided by this
 
@@ -36,6 +36,10 @@ def test_every_task_of_the_cluster_ends_once(seeds: range, number: int) -> None:
     assert not many or sum(table.lost_races for table in timetables), "no node was too late"
     assert not (many and faults.node_deaths) or sum(world.reaped for world in worlds)
     assert not (many and faults.lost) or sum(world.fenced for world in worlds)
+    asking = [world for world in worlds if world.seed >= ASKING_SEED]
+    for name in ("locks_given", "locks_refused", "saves", "loads"):
+        total = sum(getattr(world.shared, name) for world in asking)
+        assert total > len(asking) or len(asking) < 10, name
     for world in worlds:
         if not (faults.lost or world.profile.crash):
             runs = world.ended.get("succeeded", 0) + world.ended.get("failed", 0)

@@ -24,6 +24,6 @@ def test_nobody_is_told_what_is_not_so_and_everybody_is_told_the_end(seeds: rang
     worlds = [run_seed(seed) for seed in seeds[:: SHARE if len(seeds) > SHARE else 1]]
     if len(worlds) >= 10:
         assert min(sum(world.told != [] for world in worlds), len(worlds)) == len(worlds)
-        for name in ("resent", "lost_answers", "deaths"):
+        for name in ("resent", "lost_answers", "deaths", "progress_told"):
             assert sum(getattr(world, name) for world in worlds) > len(worlds), name
         assert sum(client.rejections for world in worlds for client in world.clients) > 10

@@ -152,7 +152,7 @@ def shell_files() -> Iterator[Path]:
 
 def simulation_files() -> Iterator[Path]:
     yield from (ROOT / "tests" / "sim" / "simulation").rglob("*.py")
-    yield SUPERVISOR / "sockets" / "node.py"  # the messages of node.sock are translated by it
+    yield SUPERVISOR / "sockets" / "node.py"  # simulated nodes use it as it is
 
 
 def test_the_core_handles_every_event_there_is() -> None:

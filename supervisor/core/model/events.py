@@ -9,15 +9,7 @@ from typing import Self
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
-from musterd.ipc.wire.node_messages import (
-    Attempt,
-    Figures,
-    Held,
-    LockReply,
-    Notice,
-    Seen,
-    StateReply,
-)
+from musterd.ipc.wire.node_messages import Attempt, ClusterNews, Held, LockReply, StateReply
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.shared import ClusterPolicy
 
@@ -491,22 +483,10 @@ class AttemptsLost(Struct, frozen=True):
     held: list[Held]
 
 
-class ClusterNoticed(Struct, frozen=True):
-    """The cluster sidecar tells operators something."""
+class ClusterTold(Struct, frozen=True):
+    """What the cluster sidecar tells operators, metrics and people."""
 
-    notice: Notice
-
-
-class ClusterCounted(Struct, frozen=True):
-    """What the cluster sidecar has done since it started."""
-
-    figures: Figures
-
-
-class ClusterSeen(Struct, frozen=True):
-    """The whole cluster, as the engine has told it."""
-
-    seen: Seen
+    message: ClusterNews
 
 
 class StatesTold(Struct, frozen=True, gc=False):

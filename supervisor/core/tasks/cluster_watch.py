@@ -17,7 +17,7 @@ and what a clustered pool has to do (`Pool.backlog`): its part of what is ready 
 from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.node_messages import NODES_MAX, Figures, NodeSeen, Seen
+from musterd.ipc.wire.node_messages import NODES_MAX, Figures, NodeSeen, Notice, Seen
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.scaler import Backlog
 from musterd.supervisor.core.model.state import State
@@ -66,8 +66,14 @@ class ClusterWatch:
         self._latest = Figures(policy=self._latest.policy)
         self._refusing = False
 
-    def counted(self, event: events.ClusterCounted) -> None:
-        self._latest = event.figures
+    def told(self, event: events.ClusterTold) -> None:
+        match event.message:
+            case Figures():
+                self._latest = event.message
+            case Notice():
+                self._noticed(event.message)
+            case Seen():
+                self._saw(event.message)
 
     def membership(self, event: events.MembershipTold) -> None:
         now_ns = self._state.now_ns
@@ -90,9 +96,8 @@ class ClusterWatch:
         if self.away_since_ns == since_ns:
             self._unreachable(since_ns)
 
-    def noticed(self, event: events.ClusterNoticed) -> None:
+    def _noticed(self, notice: Notice) -> None:
         """Report what the sidecar has to tell; what it tells twice, once."""
-        notice = event.notice
         match notice.event:
             case "cluster.away":
                 self.reason = notice.reason
@@ -131,11 +136,11 @@ class ClusterWatch:
 
     # -- the whole cluster --------------------------------------------------------------------
 
-    def saw(self, event: events.ClusterSeen) -> None:
-        before, self.seen = self.seen, event.seen
-        self._look_for_nodes(event.seen)
-        self._look_at_vacuum(event.seen, before)
-        self._share(event.seen)
+    def _saw(self, seen: Seen) -> None:
+        before, self.seen = self.seen, seen
+        self._look_for_nodes(seen)
+        self._look_at_vacuum(seen, before)
+        self._share(seen)
 
     def _look_for_nodes(self, seen: Seen) -> None:
         known = {node.name: node for node in seen.nodes}

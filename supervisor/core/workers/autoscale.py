@@ -99,7 +99,7 @@ class Autoscale:
             or (pool.backlog and shared_backlog(pool, self._state.now_ns, busy) is not None)
         )
 
-    def cluster_seen(self, _event: events.ClusterSeen) -> None:
+    def cluster_told(self, _event: events.ClusterTold) -> None:
         """Scale the clustered pools for which there is more to do than is here."""
         for pool in self._state.pools.values():
             if not pool.watched and pool.backlog is not None and not pool.halt:

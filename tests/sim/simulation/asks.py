@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from simulation.world import World
 
 ASKS_MAX = 8  # per run
-LOCKS = ("a", "b", "c")  # few, so that workers compete for them
 KEYS = ("x", "y")
 
 
@@ -72,20 +71,21 @@ class Asks:
         key, value = self._key(lease), self._world.watch.handler_requests.new_value()
         if key == self._own_key(lease):
             self._own[self._request] = True
-        return StateGiven(self._worker.number, self._request, key, value, 0)
+        return StateGiven(self._worker.number, self._request, key, value, 0, lease.lease)
 
     def _clear(self, lease: Lease) -> StateGiven:
         key = self._key(lease)
         if key == self._own_key(lease):
             self._own[self._request] = False
-        return StateGiven(self._worker.number, self._request, key, None, 0)
+        return StateGiven(self._worker.number, self._request, key, None, 0, lease.lease)
 
     def _load(self, lease: Lease) -> StateWanted:
-        return StateWanted(self._worker.number, self._request, self._key(lease))
+        key = self._key(lease)
+        return StateWanted(self._worker.number, self._request, key, lease.lease)
 
     def _lock(self, lease: Lease) -> Any:
         world = self._world
-        name = world.rng.choice(LOCKS)
+        name = world.rng.choice(world.profile.locks)
         if name in self._locks:
             return self._unlock(lease)
         self._locks[name] = self._request
@@ -120,7 +120,8 @@ class Asks:
         if not others:
             return self._progress(lease)
         rng = self._world.rng
-        return LockReturned(self._worker.number, rng.choice(others).lease, rng.choice(LOCKS))
+        name = rng.choice(self._world.profile.locks)
+        return LockReturned(self._worker.number, rng.choice(others).lease, name)
 
     def _end_others(self, lease: Lease) -> Any:
         """Report that a lease of another worker has ended."""

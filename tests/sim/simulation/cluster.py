@@ -11,6 +11,7 @@ hold:
 - no attempt is given to a worker after it has expired, or after the lease of its node;
 - a node is granted no more than it wants, and keeps no end that was confirmed;
 - each due time of a schedule is run once, and no run begins beside its last (cluster_timetable.py);
+- what handlers share is as shared_watch.py says;
 - a node that shuts down leaves nothing behind.
 """
 
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -26,7 +28,7 @@ from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import BackoffPolicy, RetryPolicy
 from musterd.ipc.wire.messages import FINAL_STATES, TaskSpec
-from musterd.supervisor.cluster.engine import ClusterPolicy, End
+from musterd.supervisor.cluster.engine import ClusterPolicy, End, StateAsk, StateView, Told
 from musterd.supervisor.cluster.model_engine import ModelEngine
 from musterd.supervisor.cluster.sidecar_events import NodeNotified, PoolsNotified
 from musterd.supervisor.core.fleet import Fleet
@@ -45,6 +47,7 @@ from musterd.supervisor.core.tasks.claims import HOLD_NS
 from simulation.cluster_sidecar import LEASE_NS, WIRE_NS, Sidecar
 from simulation.cluster_timetable import Timetable
 from simulation.profile import METHODS, MS, SEC, US, Profile
+from simulation.shared_watch import NodeWatch, SharedWatch
 from simulation.wide_workers import WideWorker
 from simulation.workers import SIGKILL, ForkServer, Worker
 
@@ -57,6 +60,7 @@ STEPS_MAX = 60_000
 TRACE_LENGTH = 60
 PLACES = 2  # of the site "narrow"
 
+ASKING_SEED = 100  # from here on handlers compete for states and a lock
 QUIET = Profile("quiet", faults_ns=FAULTS_NS, fail=0.0, surprise=0.0, deaf=0.0, late=0.0)
 ROUGH = Profile(
     "rough",
@@ -106,17 +110,17 @@ class Seen:
 
     def __init__(self, node: Node) -> None:
         self._node = node
-        self.handler_requests = self
+
+    @property
+    def handler_requests(self) -> NodeWatch:
+        return self._node.requests
 
     def began(self, worker: Worker, lease: Any) -> None:
         self._node.world.runs[lease.id] = self._node.world.runs.get(lease.id, 0) + 1
 
     def nothing(self, *_: Any) -> None: ...
 
-    ended = failed_run = given_back = died = crashed = let_go = gave_back = lied = nothing
-
-    def new_value(self) -> bytes:
-        return b"state"
+    ended = failed_run = given_back = died = crashed = lied = nothing
 
 
 class Node:
@@ -149,6 +153,7 @@ class Node:
         self.workers: dict[int, Worker] = {}
         self.fork_servers: dict[tuple[str, str], ForkServer] = {}
         self.sidecar: Sidecar | None = None
+        self.requests = NodeWatch(self, world.shared)
         self.fleet: Fleet
 
     def _policy(self) -> FleetPolicy:
@@ -196,6 +201,7 @@ class Node:
         self.granted, self.lost, self._queued, self._backlog = {}, {}, {}, None
         self._open, self._claims = {}, 0
         self.workers, self.fork_servers = {}, {}
+        self.requests = NodeWatch(self, self.world.shared)
         self.fleet = Fleet(self.policy, Random(self.rng.random()))
         self.tell(events.TasksRecovered([]))
         self.tell(events.Started())
@@ -254,6 +260,7 @@ class Node:
             world.trace.append((world.now_ns, f"{self.name}   ", action))
         self.fleet.validate()
         self._check(actions)
+        self.requests.handled(actions)
         for action in actions:
             table = ClusterWorld.carried_out
             carry_out = table.get(type(action)) or _LOCAL[type(action)]
@@ -267,6 +274,7 @@ class Node:
     def _thaw(self) -> None:
         backlog, self._backlog = self._backlog, None
         self._queued = {}
+        self.requests.excused_ns = self.now_ns
         for event in backlog or ():
             self.tell(event)
 
@@ -279,12 +287,14 @@ class Node:
         return None if deadline_ns is None else deadline_ns - self.offset_ns
 
     def _note(self, event: Any) -> None:
+        self.requests.before(event)
         match event:
             case events.MembershipTold():
                 self.until_ns = event.until_ns
                 if event.tenure != self.tenure:
                     self.tenure = event.tenure
                     self.lost |= self.granted
+                    self.requests.lost_tenure()
             case events.AttemptsGranted():
                 self.granted |= {(each.spec.id, each.claim): None for each in event.attempts}
             case events.AttemptsLost():
@@ -395,11 +405,47 @@ class Node:
                     self.tell(events.ResetRequested(((POOL, slot.index),)))
 
 
+class WatchedEngine(ModelEngine):
+    """Tells the watch what becomes of states."""
+
+    watch: SharedWatch
+
+    def state_save(self, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
+        super().state_save(key, value, ttl_ns=ttl_ns)
+        self.watch.wrote(key, value)
+
+    def states(self, tenure: int, asks: Sequence[StateAsk]) -> list[StateView]:
+        views = super().states(tenure, asks)
+        for ask, view in zip(asks, views, strict=True):
+            task = self.board.live.get(ask.id)
+            current = task is not None and (task.tenure, task.claim) == (tenure, ask.claim)
+            assert current or not ask.saves or not view.held, f"{ask} was saved too late"
+        return views
+
+    def finish(self, tenure: int, ends: Sequence[End]) -> list[Told]:
+        kept = dict.fromkeys(self.board.state)
+        told = super().finish(tenure, ends)
+        for key in kept:
+            if key not in self.board.state:
+                self.watch.wrote(key, None)
+        return told
+
+
 class ClusterWorld:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = Random(seed)
         self.profile, self.faults = KINDS[seed % len(KINDS)]
+        if seed >= ASKING_SEED:
+            self.profile = replace(self.profile, asks=1.0, locks=("a",), weights=(1, 3, 3))
+            faults = self.faults
+            self.faults = structs.replace(
+                faults,
+                sidecar_deaths=4 * faults.sidecar_deaths,
+                cuts=4 * faults.cuts,
+                restarts=4 * faults.restarts,
+                freezes=4 * faults.freezes,
+            )
         self.width = 3 if seed % 5 == 4 else 1
         self.now_ns = 1
         self.is_calm = self.over = False
@@ -416,7 +462,9 @@ class ClusterWorld:
         self.ended: dict[str, int] = {}  # ends that were told, by their kind
         self.fenced = self.reaped = 0
         skew_ns = self.rng.randrange(10**15)
-        self.engine = ModelEngine(lambda: self.now_ns + skew_ns, Random(seed + 1))
+        self.shared = SharedWatch(self)
+        self.engine = WatchedEngine(lambda: self.now_ns + skew_ns, Random(seed + 1))
+        self.engine.watch = self.shared
         self.nodes = [Node(self, number) for number in range(self.rng.randint(1, 3))]
         self._tasks = 0
         self.pool = POOL
@@ -619,6 +667,7 @@ class ClusterWorld:
         for node in self.nodes:
             node.put_in_order()
         left = [id_ for id_ in self.accepted if id_ not in self.finals]
+        left += [f"lock {name}" for name in self.engine.board.locks]
         if (
             not left
             and self.timetable.is_paused

@@ -28,6 +28,7 @@ from musterd.supervisor.cluster.engine import (
     Want,
 )
 from musterd.supervisor.cluster.gateway import Figures as GatewayFigures
+from musterd.supervisor.cluster.reports import figures, notice
 from musterd.supervisor.cluster.scheduler import Scheduler
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
@@ -37,7 +38,6 @@ from musterd.supervisor.cluster.sidecar_events import (
     PoolsNotified,
     Standing,
 )
-from musterd.supervisor.cluster.translate import figures, notice
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.sockets.node import event_of, messages_of
@@ -49,7 +49,12 @@ if TYPE_CHECKING:
 LEASE_NS = 3 * SEC
 WIRE_NS = (20 * US, 1 * MS)
 CALL_NS = (300 * US, 8 * MS)  # of the engine, and back
-ENDS = ("finish", "begun", "progress")  # one thread makes these
+THREADS = {  # of calls that one thread makes; each of the others has its own
+    **dict.fromkeys(("finish", "begun", "progress"), "ends"),
+    **dict.fromkeys(("states", "locks"), "handlers"),
+}
+SLOW = 0.05  # of the calls for handlers: their sidecar may die meanwhile
+SLOW_NS = (100 * MS, 2 * SEC)
 
 
 class Sidecar:
@@ -168,9 +173,10 @@ class Sidecar:
 
     def _call(self, call: Call, core: Claimer | Scheduler) -> None:
         world = self._world
-        thread = "ends" if call.method in ENDS else call.method
+        thread = THREADS.get(call.method, call.method)
+        slow = thread == "handlers" and world.rng.random() < SLOW
         begin_ns = max(world.now_ns, self._free_ns.get(thread, 0))
-        arrive_ns = begin_ns + world.delay(*CALL_NS) // 2
+        arrive_ns = begin_ns + world.delay(*(SLOW_NS if slow else CALL_NS)) // 2
         answer_ns = arrive_ns + world.delay(*CALL_NS) // 2
         self._free_ns[thread] = answer_ns
         world.after(arrive_ns - world.now_ns, self._arrive, call, core, answer_ns)

@@ -5,8 +5,9 @@ after their effect. Every message and every call takes a random time; messages o
 keep their order.
 
 Checked at every step: a client is told that a task is accepted, or has ended, only after the engine
-has it so; a rejected or a missing task is not there. At the end, when all is quiet: each task that
-was acknowledged has ended once, its client knows the outcome, and no gateway holds anything.
+has it so; a rejected or a missing task is not there; progress is told that the engine was told. At
+the end, when all is quiet: each task that was acknowledged has ended once, its client knows the
+outcome, and no gateway holds anything. Who waits for a task in quiet times knows how far it is.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,8 @@ from itertools import count
 from random import Random
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import Outcome, TaskDeclaration, TaskSpec
-from musterd.supervisor.cluster.engine import End, NodeCard, PoolCard, Want
+from musterd.ipc.wire.messages import Outcome, ProgressNote, TaskDeclaration, TaskSpec
+from musterd.supervisor.cluster.engine import End, Grant, NodeCard, PoolCard, ProgressMark, Want
 from musterd.supervisor.cluster.gateway import (
     Gateway,
 )
@@ -34,6 +35,7 @@ from musterd.supervisor.core.model import actions, events
 MS = SECOND_NS // 1000
 BUSY_NS = 20 * SECOND_NS  # the time in which things go wrong
 QUIET_NS = 60 * SECOND_NS  # the time in which all must come to its end
+KNOWN_NS = 8 * SECOND_NS  # after which all who wait have been told the last progress
 NODES, CLIENTS, TASKS = 2, 4, 12
 NAMES = ("p.extract",)
 CARD = PoolCard("p", 10, (TaskDeclaration("extract"),), queue_size=100_000)
@@ -51,6 +53,15 @@ class Node:
         self.peers: dict[bytes, Client] = {}
 
 
+class Running:
+    """A task that says how far it is, now and then."""
+
+    def __init__(self, grant: Grant) -> None:
+        self.grant = grant
+        self.said: list[float] = []
+        self.said_ns = 0
+
+
 class Client:
     """A client as ipc/client/session.py is one: it sends again what was not acknowledged."""
 
@@ -63,6 +74,8 @@ class Client:
         self.again: list[TaskSpec] = []  # to be sent again
         self.accepted: dict[str, None] = {}  # without an outcome
         self.outcomes: dict[str, Outcome] = {}
+        self.waits_since: dict[str, int] = {}
+        self.progress: dict[str, float] = {}
         self.rejections = 0
 
 
@@ -79,9 +92,12 @@ class World:
         self.tenure = self.engine.join(NodeCard("id", "worker", 3600 * SECOND_NS, "", (CARD,)))
         self.away = False
         self.calm = False
+        self.said: dict[str, list[float]] = {}  # by tasks that have ended
         self.ends: dict[str, int] = {}
         self.told: list[str] = []
-        self.resent = self.lost_answers = self.deaths = 0
+        self.resent = self.lost_answers = self.deaths = self.progress_told = 0
+        self.running: dict[str, Running] = {}
+        self.quiet_ns = 0  # since when nothing goes wrong
         self.nodes = [Node(number) for number in range(NODES)]
         self.clients = [Client(self.rng.choice(self.nodes)) for _ in range(CLIENTS)]
 
@@ -106,7 +122,7 @@ class World:
         self.every(200, self.work)
         self.every(700, self.tick)
         self.go_on_until(BUSY_NS)
-        self.calm, self.away = True, False
+        self.calm, self.away, self.quiet_ns = True, False, self.now_ns
         self.go_on_until(BUSY_NS + QUIET_NS)
         self.check_the_end()
 
@@ -155,13 +171,38 @@ class World:
             tenure, [Want("p", self.rng.randrange(60 if self.calm else 6), NAMES)]
         )
         ends = []
+        ends += self.go_on(tenure)
         for grant in grants:
             value = bytes(self.rng.randrange(1, 50))
-            if self.rng.random() < 0.2:
+            if self.rng.random() < 0.1:
+                self.running[grant.id] = Running(grant)
+            elif self.rng.random() < 0.2:
                 ends.append(End(grant.id, grant.claim, "failed", retry_ns=300 * MS))
             else:
                 ends.append(End(grant.id, grant.claim, "succeeded", value=value))
         self.note_ends([each.id for each in self.engine.finish(tenure, ends) if each.state])
+
+    def go_on(self, tenure: int) -> list[End]:
+        """Let running tasks say how far they are; return the ends of some."""
+        ends = []
+        for id_, task in list(self.running.items()):
+            silent = self.calm and self.now_ns > self.quiet_ns + SECOND_NS
+            if not silent:
+                mark = ProgressMark(id_, len(task.said) / 1000, "")
+                if not self.engine.progress(tenure, [mark]):
+                    task.said.append(mark.fraction)
+                    task.said_ns = self.now_ns
+            known_ns = self.now_ns - KNOWN_NS
+            settled = silent and known_ns > max(task.said_ns, self.quiet_ns)
+            if settled and task.said:
+                for client in self.clients:
+                    if client.waits_since.get(id_, self.now_ns) < known_ns:
+                        assert client.progress.get(id_) == task.said[-1], f"{id_}: not told"
+            if settled or (not self.calm and self.rng.random() < 0.1):
+                del self.running[id_]
+                self.said[id_] = task.said
+                ends.append(End(id_, task.grant.claim, "succeeded"))
+        return ends
 
     def note_ends(self, ids: list[str]) -> None:
         for id_ in ids:
@@ -232,6 +273,8 @@ class World:
                 for id_ in ids:
                     assert not self.is_there(id_), f"{id_} is told to be missing"
                 self.to_client(node, peer, lambda c: self.missing(c, ids))
+            case actions.TellProgress(peers, note):
+                self.tell_progress(node, peers, note)
             case actions.DropRequest(peer) | EndPeer(peer):
                 client = node.peers.get(peer)
                 if client is not None:
@@ -278,7 +321,7 @@ class World:
             found = self.engine.fetch(ids, self.rng.randrange(50, 200))
             self.deliver(node, peer, list(found.outcomes))
             ended = tuple([each.id for each in found.outcomes])
-            later = LookedUp(peer, ended, found.absent)
+            later = LookedUp(peer, ended, found.absent, found.marks)
             self.later(self.some_ns(), lambda: self.answer(node, life, later))
             if found.unread:
                 self.look_up(node, life, peer, list(found.unread))
@@ -366,7 +409,17 @@ class World:
                 self.later(1000 * MS, lambda c=client, s=again: self.once_more(c, s))  # type: ignore[misc]
             elif spec.id not in client.outcomes:
                 client.accepted[spec.id] = None
+                client.waits_since[spec.id] = self.now_ns
                 self.told.append(spec.id)
+                if self.rng.random() < 0.3:
+                    self.watch(self.rng.choice(self.clients), spec.id)
+
+    def watch(self, client: Client, id_: str) -> None:
+        """Wait for a task, perhaps of another client on another node."""
+        if client.peer and id_ not in client.outcomes:
+            client.accepted[id_] = None
+            client.waits_since.setdefault(id_, self.now_ns)
+            self.to_gateway(client, events.TasksWatched(client.peer, [id_]))
 
     def once_more(self, client: Client, specs: list[TaskSpec]) -> None:
         client.unsent += specs
@@ -382,6 +435,18 @@ class World:
             known = client.outcomes.setdefault(outcome.id, outcome)
             assert known.state == outcome.state, f"two ends of {outcome.id}"
             client.accepted.pop(outcome.id, None)
+            client.waits_since.pop(outcome.id, None)
+
+    def tell_progress(self, node: Node, peers: list[bytes], note: ProgressNote) -> None:
+        task = self.running.get(note.id)
+        said = task.said if task is not None else self.said.get(note.id, [])
+        assert note.fraction in said, f"{note} was never said"
+        for peer in peers:
+            self.to_client(node, peer, lambda client: self.progressed(client, note))
+
+    def progressed(self, client: Client, note: ProgressNote) -> None:
+        self.progress_told += 1
+        client.progress[note.id] = note.fraction
 
     def missing(self, client: Client, ids: list[str]) -> None:
         raise AssertionError(f"{ids} were accepted, and are missing")

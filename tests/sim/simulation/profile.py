@@ -102,6 +102,7 @@ class Profile:
     unreadable: float = 0.0  # chance that the store cannot read an answer
     keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
     asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
+    locks: tuple[str, ...] = ("a", "b", "c")  # few, so that workers compete for them
     waits: float = 0.0  # chance that a run waits for another task, and ends with that
     lies: float = 0.0  # chance that a worker sends something untrue instead
     reloads: int = 0  # times the operator reloads, each time with another policy

@@ -19,7 +19,8 @@ from musterd.supervisor.log.log import MESSAGES
 from musterd.supervisor.log.message_ids import MESSAGE_IDS
 
 ROOT = Path(__file__).resolve().parents[4]
-OTHER_WORDS = {"cluster.url", "cluster.url_file", "cluster.url_secret"}  # keys of the configuration
+# Keys of the configuration, and methods of control.sock.
+OTHER_WORDS = {f"cluster.{name}" for name in ("url", "url_file", "url_secret", "task", "tasks")}
 CATALOG = ROOT / "systemd" / "musterd.catalog"
 # The supervisor itself writes these fields, not a Report.
 OTHER_FIELDS = {"COUNT"}

@@ -276,9 +276,9 @@ def test_without_a_sidecar_nothing_is_sent(stage: Stage) -> None:
 @pytest.mark.parametrize(
     ("message", "event"),
     [
-        (Notice("cluster.away", "warning", "gone"), events.ClusterNoticed),
-        (Figures(claims=3, claim_buckets=[1, 2]), events.ClusterCounted),
-        (Seen(1, 2, 3, 4, (QueueCount("p", 1, "queued", 9),), ()), events.ClusterSeen),
+        (Notice("cluster.away", "warning", "gone"), events.ClusterTold),
+        (Figures(claims=3, claim_buckets=[1, 2]), events.ClusterTold),
+        (Seen(1, 2, 3, 4, (QueueCount("p", 1, "queued", 9),), ()), events.ClusterTold),
     ],
 )
 def test_what_operators_and_metrics_see_is_told(stage: Stage, message: Any, event: Any) -> None:

@@ -65,7 +65,7 @@ def test_the_states_of_a_node_on_its_way(node: Node) -> None:
     assert (node.status.state, node.status.draining) == ("draining", True)
     node.beat()
     until_ns = node.now_ns + 30 * SECOND_NS
-    node.tell(events.ClusterNoticed(Notice("cluster.away", "warning", "connection refused")))
+    node.tell(events.ClusterTold(Notice("cluster.away", "warning", "connection refused")))
     node.tell(events.MembershipTold(1, until_ns, away=True))
     assert (node.status.state, node.status.unreachable) == ("away", False)
     node.wait(6 * SECOND_NS)
@@ -108,7 +108,7 @@ def test_the_whole_cluster_is_told_with_its_age(node: Node) -> None:
     ]
     counts = (QueueCount("p", 1, "queued", 9, 9), QueueCount("p", 3, "waiting", 2))
     seen = Seen(node.now_ns, 7 * SECOND_NS, 5, 4096, counts, tuple(nodes))
-    node.tell(events.ClusterSeen(seen))
+    node.tell(events.ClusterTold(seen))
     node.wait(3 * SECOND_NS)
     status = node.status
     assert (status.seen_seconds, status.oldest_snapshot_seconds) == (3, 7)
@@ -125,7 +125,7 @@ def test_the_whole_cluster_is_told_with_its_age(node: Node) -> None:
 
 
 def test_figures_are_those_of_all_sidecars(node: Node) -> None:
-    node.tell(events.ClusterCounted(Figures(claims=2, told=5)))
+    node.tell(events.ClusterTold(Figures(claims=2, told=5)))
     figures = cluster_figures(node.fleet, node.now_ns)
     assert figures is not None
     assert (figures.claims, figures.told, figures.status.node) == (2, 5, "shed")

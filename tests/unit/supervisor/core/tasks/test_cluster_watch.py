@@ -47,11 +47,11 @@ def node(name: str, tenure: int = 1, *, alive: bool = True, **more: Any) -> Node
 
 
 def saw(m: Node, *nodes: NodeSeen, counts: Any = (), old_ns: int = 0, dead: int = 0) -> list[Any]:
-    return m.tell(events.ClusterSeen(Seen(m.now_ns, old_ns, dead, 0, tuple(counts), nodes)))
+    return m.tell(events.ClusterTold(Seen(m.now_ns, old_ns, dead, 0, tuple(counts), nodes)))
 
 
 def notice(m: Node, event: str, **more: Any) -> list[Any]:
-    return m.tell(events.ClusterNoticed(Notice(f"cluster.{event}", **more)))
+    return m.tell(events.ClusterTold(Notice(f"cluster.{event}", **more)))
 
 
 def told(answer: list[Any]) -> list[str]:
@@ -166,11 +166,11 @@ def test_only_the_node_that_joined_first_tells_of_the_database() -> None:
 def test_figures_of_all_sidecars_are_added_up() -> None:
     m = Node()
     m.join()
-    m.tell(events.ClusterCounted(Figures(claims=2, claim_buckets=[0, 2], claim_ns=9, policy=3)))
+    m.tell(events.ClusterTold(Figures(claims=2, claim_buckets=[0, 2], claim_ns=9, policy=3)))
     m.tell(events.ClusterDisconnected())
     m.tell(events.ClusterConnected())
     assert m.fleet.cluster.figures.claims == 2
-    m.tell(events.ClusterCounted(Figures(claims=1, claim_buckets=[0, 0, 1], claim_ns=1, policy=4)))
+    m.tell(events.ClusterTold(Figures(claims=1, claim_buckets=[0, 0, 1], claim_ns=1, policy=4)))
     figures = m.fleet.cluster.figures
     assert (figures.claims, figures.claim_ns, figures.policy) == (3, 10, 4)
     assert figures.claim_buckets == [0, 2, 1]

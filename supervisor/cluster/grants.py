@@ -1,10 +1,29 @@
-"""Grants of the engine, as attempts for the supervisor."""
+"""Cards and grants between the messages of node.sock and the engine."""
 
 from collections.abc import Iterable
+
+from msgspec import structs
 
 from musterd.ipc.wire import node_messages as wire
 from musterd.ipc.wire.messages import BATCH_BYTES_MAX
 from musterd.supervisor.cluster import engine
+
+
+def engine_card(card: wire.PoolCard) -> engine.PoolCard:
+    return engine.PoolCard(
+        card.name,
+        card.places,
+        card.tasks,
+        card.queue_size,
+        card.aging_ns,
+        card.max_crashes,
+        card.cache_ns,
+        card.debounce_ns,
+    )
+
+
+def without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
+    return [structs.replace(card, places=0) for card in cards]
 
 
 def attempt_of(grant: engine.Grant, called_ns: int) -> wire.Attempt:

@@ -1,4 +1,4 @@
-"""Turn what the engine tells into messages to the supervisor, and the supervisor's cards back."""
+"""What people see of a sidecar and of the cluster, as messages to the supervisor."""
 
 from collections.abc import Collection, Iterable
 from typing import Any
@@ -22,23 +22,6 @@ class Figures(Struct):
     fenced: int = 0  # results that did not count
     reaped: int = 0
     failed_calls: int = 0
-
-
-def engine_card(card: wire.PoolCard) -> engine.PoolCard:
-    return engine.PoolCard(
-        card.name,
-        card.places,
-        card.tasks,
-        card.queue_size,
-        card.aging_ns,
-        card.max_crashes,
-        card.cache_ns,
-        card.debounce_ns,
-    )
-
-
-def without_places(cards: tuple[wire.PoolCard, ...]) -> list[wire.PoolCard]:
-    return [structs.replace(card, places=0) for card in cards]
 
 
 def seen(found: engine.Statistics, at_ns: int) -> wire.Seen:
