@@ -4,11 +4,13 @@ It lies beside the rooms because views, sockets, service and control all need it
 the loop, which imports them. It names only what those rooms know anyway. A part that needs more
 (`BackgroundCalls`, `Reloading`) is handed that when it is made.
 
-May import: api, core, core.model, log, store.
+May import: api, core, core.model, ipc.wire, log, store.
 """
 
+from collections.abc import Callable
 from typing import Protocol
 
+from musterd.ipc.wire.node_messages import FindTasks, FoundTasks
 from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.core.fleet import Fleet
@@ -38,6 +40,9 @@ class Shell(Protocol):
 
     def status(self) -> FleetStatus:
         """Return the state of the whole fleet."""
+
+    def find_in_cluster(self, wanted: FindTasks, found: Callable[[FoundTasks], None]) -> None:
+        """Look for tasks of the cluster; `found` is called once."""
 
     def memory_status(self) -> MemoryStatus:
         """Return the memory of the machine, the pools and the workers."""

@@ -14,10 +14,11 @@ waits, because a process was stopped, prolongs no lease.
 from collections.abc import Iterator
 from typing import Annotated, Literal, Protocol, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, msgpack
 
 from musterd.ipc.wire.messages import (
     BATCH_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
     NOT_GIVEN,
     RESULT_BYTES_MAX,
     STATE_BYTES_MAX,
@@ -30,6 +31,7 @@ from musterd.ipc.wire.messages import (
     Number,
     TaskDeclaration,
     TaskSpec,
+    TaskView,
     Word,
 )
 
@@ -38,9 +40,17 @@ ATTEMPTS_MAX = 1000  # in one message; the sender also cuts at BATCH_BYTES_MAX
 POOLS_MAX = 1000
 NAMES_MAX = 10_000  # tasks that the code of a pool has
 WANT_MAX = 1_000_000  # attempts at once, of all workers of a pool
+NODES_MAX = 1000  # that a look at the cluster tells; more than one database serves
+COUNTS_MAX = 4000  # queues that a look tells, by pool, level and state
+BUCKETS_MAX = 65  # of a duration: as in core/model/counters.py
+NOTICE_CHARS_MAX = 1000
+FOUND_MAX = 1000  # tasks in an answer to people
 POLICY_BYTES_MAX = 16 * 1024 * 1024  # of all parts of a policy: 10,000 sites take a fifth of it
 NEWS_CHARS_MAX = 1000
 REQUESTS_MAX = 1000  # of handlers, in one message; the sender also cuts at BATCH_BYTES_MAX
+
+_PACK = msgpack.Encoder().encode
+_UNPACK_VIEWS = msgpack.Decoder(Annotated[list[TaskView], Meta(max_length=FOUND_MAX)]).decode
 
 Count = Annotated[int, Meta(ge=0, le=WANT_MAX)]
 EndKind = Literal["succeeded", "failed", "untouched", "interrupted", "crashed"]
@@ -177,6 +187,87 @@ class LoseAttempts(Struct, array_like=True, tag="lost", frozen=True):
     held: HeldList
 
 
+class Notice(Struct, array_like=True, tag="notice", frozen=True):
+    """Something an operator wants to know: the daemon logs it."""
+
+    event: Annotated[str, Meta(max_length=50, pattern=r"^cluster\.[a-z_]{1,40}$")]
+    level: Literal["info", "warning", "error"] = "info"
+    reason: Annotated[str, Meta(max_length=NOTICE_CHARS_MAX)] = ""
+    node: Annotated[str, Meta(max_length=200)] = ""  # that it is about
+    count: Number = 0
+
+
+class Figures(Struct, array_like=True, tag="figures", frozen=True):
+    """What this sidecar has done since it started: at most one message a second."""
+
+    claims: Number = 0  # calls
+    attempts: Number = 0  # that they brought
+    claim_ns: Number = 0  # that the calls took together, and by powers of two
+    claim_buckets: Annotated[list[Number], Meta(max_length=BUCKETS_MAX)] = []
+    ends: Number = 0  # that the engine has heard of
+    fenced: Number = 0  # results among them that did not count
+    reaped: Number = 0  # nodes
+    failed_calls: Number = 0
+    submitted: Number = 0  # tasks of the clients here
+    refused: Number = 0
+    told: Number = 0  # results
+    refusing: bool = False  # new submits, because the engine does not answer
+    policy: Annotated[int, Meta(ge=-1, le=2**31)] = 0  # version that is applied
+
+
+class QueueCount(Struct, array_like=True, frozen=True):
+    """Live tasks of a pool, and those of them that would begin if there were a worker."""
+
+    pool: Name
+    level: Annotated[int, Meta(ge=0, le=15)]
+    state: Annotated[str, Meta(max_length=20)]  # queued, running, waiting
+    tasks: Number
+    ready: Number = 0
+    waited_ns: Nanoseconds = 0  # by the one of these that waits for longest
+
+
+class NodeSeen(Struct, array_like=True, frozen=True):
+    """A node of the cluster. `tenure` is 0 if it has left or was given up."""
+
+    name: Annotated[str, Meta(max_length=200)]
+    tenure: Number
+    alive: bool
+    draining: bool
+    claims: Number
+    beat_age_ns: Nanoseconds
+    software: Annotated[str, Meta(max_length=200)]
+    pools: Annotated[tuple[Name, ...], Meta(max_length=POOLS_MAX)]
+
+
+class Seen(Struct, array_like=True, tag="seen", frozen=True):
+    """The whole cluster at the instant `at_ns` of the machine's clock; every ten seconds or so."""
+
+    at_ns: Nanoseconds
+    oldest_snapshot_ns: Nanoseconds
+    dead_tuples: Number
+    live_bytes: Number
+    counts: Annotated[tuple[QueueCount, ...], Meta(max_length=COUNTS_MAX)]
+    nodes: Annotated[tuple[NodeSeen, ...], Meta(max_length=NODES_MAX)]
+
+
+ClusterNews = Notice | Figures | Seen
+
+
+class FoundTasks(Struct, array_like=True, tag="found", frozen=True):
+    """Answer a FindTasks. `worker` of a task is the node that has claimed it."""
+
+    request: Number
+    packed: Annotated[bytes, Meta(max_length=MESSAGE_BYTES_MAX)] = _PACK([])  # list of TaskView
+    more: bool = False  # there are more than were asked for
+    reason: Annotated[str, Meta(max_length=NOTICE_CHARS_MAX)] = ""  # why there is no answer
+
+    @property
+    def tasks(self) -> list[TaskView]:
+        """ValidationError if that cannot be read."""
+        views: list[TaskView] = _UNPACK_VIEWS(self.packed)
+        return views
+
+
 class StateReply(Struct, array_like=True, frozen=True, gc=False):
     number: Number
     value: StateValue = None  # what was loaded
@@ -216,6 +307,10 @@ SidecarMessage = (
     | Confirmed
     | CancelAttempts
     | LoseAttempts
+    | Notice
+    | Figures
+    | Seen
+    | FoundTasks
     | StatesTold
     | LocksTold
 )
@@ -290,6 +385,17 @@ class ProgressMarks(Struct, array_like=True, tag="progress", frozen=True):
     marks: Annotated[list[AttemptProgress], Meta(max_length=ATTEMPTS_MAX)]
 
 
+class FindTasks(Struct, array_like=True, tag="find", frozen=True):
+    """Look for tasks of the cluster, for people. With an `id`: for that one, with its arguments."""
+
+    request: Number
+    state: Annotated[str, Meta(max_length=20)] = ""
+    pool: Annotated[str, Meta(max_length=200)] = ""
+    node: Annotated[str, Meta(max_length=200)] = ""  # that has claimed them; "": any
+    limit: Annotated[int, Meta(ge=1, le=FOUND_MAX)] = 100
+    id: Annotated[str, Meta(max_length=200)] = ""
+
+
 class StateRequest(Struct, array_like=True, frozen=True, gc=False):
     """A running handler loads a state, saves it, or clears it with None."""
 
@@ -328,7 +434,16 @@ class AskLocks(Struct, array_like=True, tag="locks", frozen=True):
 
 
 NodeMessage = (
-    Greeting | Holds | Pools | Want | Finish | Begun | ProgressMarks | AskStates | AskLocks
+    Greeting
+    | Holds
+    | Pools
+    | Want
+    | Finish
+    | Begun
+    | ProgressMarks
+    | AskStates
+    | AskLocks
+    | FindTasks
 )
 
 
@@ -339,6 +454,14 @@ class _Sized(Protocol):
 
 
 Part = TypeVar("Part", bound=_Sized)
+
+
+def found_tasks(request: int, tasks: list[TaskView], *, more: bool = False) -> FoundTasks:
+    """Return the answer with these tasks, or why there is none."""
+    packed = _PACK(tasks)
+    if len(packed) > MESSAGE_BYTES_MAX:
+        return FoundTasks(request, reason="that is too much at once: ask for fewer tasks")
+    return FoundTasks(request, packed, more)
 
 
 def portions(parts: list[Part]) -> Iterator[list[Part]]:

@@ -10,8 +10,11 @@ from fnmatch import fnmatchcase
 
 from msgspec import Struct
 
+from musterd.supervisor.api.cluster import DOWN, ClusterStatus
+
 # The field of an event that names its subject.
 WORKER, POOL, TARGET, SCHEDULE, NOBODY = "worker", "pool", "target", "schedule", ""
+NODE = "node"  # of the cluster
 
 
 class Kind(Struct, frozen=True):
@@ -54,6 +57,27 @@ KINDS: dict[str, Kind] = {
     "events.ready": Kind(),
     "events.crashed": Kind(),
     "events.fatal": Kind(),
+    # The cluster.
+    "cluster.ready": Kind(),
+    "cluster.crashed": _lasting(NOBODY, "cluster.ready"),
+    "cluster.fatal": _lasting(NOBODY, "cluster.ready"),
+    "cluster.unreachable": _lasting(NOBODY, "cluster.reachable"),
+    "cluster.reachable": Kind(),
+    "cluster.lease_over": Kind(),
+    "cluster.fenced": Kind(),
+    "cluster.locks_over": Kind(),
+    "cluster.locks_lost": Kind(),
+    "cluster.refused": Kind(),
+    "cluster.warning": Kind(),
+    "cluster.policy_differs": Kind(),
+    "cluster.policy_missing": Kind(),
+    "cluster.policy_unread": Kind(),
+    "cluster.draining": _lasting(NOBODY, "cluster.resumed"),
+    "cluster.resumed": Kind(),
+    "cluster.node_lost": _lasting(NODE, "cluster.node_back"),
+    "cluster.node_back": Kind(NODE),
+    "cluster.vacuum_stalled": _lasting(NOBODY, "cluster.vacuum_resumed"),
+    "cluster.vacuum_resumed": Kind(),
     # Memory.
     "memory.warning": _MEMORY,
     "memory.critical": _MEMORY,
@@ -127,6 +151,10 @@ USUAL = (
     "store.failing",
     "daemon.silent",
     "daemon.crashed",
+    "cluster.unreachable",
+    "cluster.fatal",
+    "cluster.node_lost",
+    "cluster.vacuum_stalled",
 )
 
 
@@ -159,6 +187,7 @@ class Happening(Struct, frozen=True):
     text: str = ""
     at: float = 0.0  # wall-clock time, shown only
     count: int = 1  # number of occurrences
+    node: str = ""
 
     def subject_of(self, kind: str) -> str:
         """Return the subject of a condition of this kind in this event."""
@@ -199,6 +228,7 @@ class Survey(Struct, frozen=True):
     stage: str = "normal"  # of memory
     problem: str = ""  # of the daemon
     web: str = ""  # the state of the web process
+    cluster: ClusterStatus | None = None
 
     def finding(self, kind: str, subject: str) -> Finding:
         """Return whether this condition holds."""
@@ -217,11 +247,30 @@ class Survey(Struct, frozen=True):
             case "web":
                 up = self.web in ("", "up")  # "": there is no web process
                 found = Finding.OVER if up else Finding.UNKNOWN
+            case "cluster":
+                found = self._of_cluster(what, subject)
             case "daemon":  # not silent: it has just answered
                 found = Finding.OVER
             case _:
                 found = Finding.UNKNOWN if self.problem else Finding.OVER
         return found
+
+    def _of_cluster(self, what: str, subject: str) -> Finding:
+        cluster = self.cluster
+        if cluster is None:
+            return Finding.OVER
+        holds = {
+            "unreachable": cluster.unreachable,
+            "draining": cluster.draining,
+            "vacuum_stalled": cluster.stalled,
+            "node_lost": any(
+                node.name == subject and node.state in ("silent", "gone") for node in cluster.nodes
+            ),
+        }
+        unseen = cluster.seen_seconds < 0 and what in ("node_lost", "vacuum_stalled")
+        if unseen or (what not in holds and cluster.state == DOWN):
+            return Finding.UNKNOWN
+        return _sure(holds.get(what, False))
 
     def _state(self, what: str, name: str, state: str | None) -> Finding:
         """Return whether this is so of a worker or a pool; one that is gone is in no state."""
@@ -261,6 +310,8 @@ class Survey(Struct, frozen=True):
             if state in states
         ]
         found += [Happening("schedule.paused", schedule=name) for name in sorted(self.paused)]
+        if self.cluster is not None and self.cluster.unreachable:  # lost nodes: others tell of them
+            found.append(Happening("cluster.unreachable", text=self.cluster.reason))
         reached = _LEVELS.get(self.stage, 0)
         found += [Happening(kind) for kind, stage in _MEMORY_STAGES.items() if stage == reached]
         return found

@@ -67,5 +67,6 @@ class Surveyor:
             stage=self._memory.stage,
             problem=fleet.problem,
             web=fleet.web.state if fleet.web is not None else "",
+            cluster=fleet.cluster,
         )
         self._then(survey, fleet.pid, time.time() - fleet.uptime_seconds)

@@ -23,6 +23,13 @@ MEANINGS = {
     "task.fallback": "tasks failed and fell back",
     "store.failing": "the store cannot write: no task is acknowledged until it can",
     "clock.doubted": "the clock looks wrong: nothing is deleted for its age",
+    "cluster.unreachable": "the cluster's database does not answer: submits are refused, running "
+    "tasks go on",
+    "cluster.fatal": "the cluster cannot be used: clients of this node wait",
+    "cluster.crashed": "the cluster sidecar crashed and is restarted",
+    "cluster.fenced": "the cluster gave this node up: what it ran runs again elsewhere",
+    "cluster.node_lost": "a node of the cluster was lost",
+    "cluster.vacuum_stalled": "an open transaction slows down the cluster's database: end it",
     "sockets.lost": "a socket file is gone: restart the daemon to recreate it",
 }
 MINUTE, HOUR, DAY = 60, 3600, 86400

@@ -6,6 +6,7 @@ Counters count since the daemon started. Durations are nanoseconds in buckets th
 
 from msgspec import Struct
 
+from musterd.supervisor.api.cluster import ClusterFigures
 from musterd.supervisor.api.status import MetricStatus
 
 
@@ -86,3 +87,4 @@ class FleetFigures(Struct, frozen=True, kw_only=True):
     store_bytes: int
     turn_times: Times
     slow_turns: int
+    cluster: ClusterFigures | None = None  # where this machine is a node of one

@@ -171,6 +171,19 @@ class ListTasks(Params, frozen=True):
     limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
 
 
+class ListClusterTasks(Params, frozen=True):
+    """Tasks of all nodes; only on a node of a cluster."""
+
+    state: TaskState | Literal["", "finished"] = ""
+    pool: Annotated[str, Meta(max_length=200)] = ""
+    node: Annotated[str, Meta(max_length=200)] = ""  # that has claimed them; "": any
+    limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 100
+
+
+class GetClusterTask(Params, frozen=True):
+    id: Id
+
+
 class CancelTasks(Params, frozen=True):
     ids: Ids
     no_block: bool = False
@@ -309,6 +322,8 @@ METHODS: dict[str, type[Params]] = {
     "tasks.dead": ListDead,
     "tasks.retry": RetryTasks,
     "tasks.purge": PurgeTasks,
+    "cluster.tasks": ListClusterTasks,
+    "cluster.task": GetClusterTask,
     "cache.invalidate": InvalidateCache,
     "breaker.list": ListBreakers,
     "breaker.set": SetBreaker,

@@ -13,6 +13,7 @@ from msgspec.msgpack import Ext
 
 from musterd.ipc.secrets.reference import JSON_KEY, secret_name
 from musterd.ipc.wire.messages import Failure, TaskView
+from musterd.supervisor.api.cluster import ClusterStatus
 from musterd.supervisor.api.rpc import NO_SUCH_NAME, RpcError
 
 # States of a slot, as shown.
@@ -133,6 +134,7 @@ class FleetStatus(Struct, frozen=True, kw_only=True):
     nodes: list[NodeStatus] = []  # of a cluster, where that was asked
     database: str = ""  # of a cluster: where it is
     answer_seconds: float = 0.0  # that the database took
+    cluster: ClusterStatus | None = None  # where this machine is a node of one
     at_target: bool = True  # every pool or slot asked about runs as it should: set by select()
 
 

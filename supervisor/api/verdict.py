@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from musterd.supervisor.api.cluster import DOWN, FENCED, MEMBER, ClusterStatus, headline
 from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.status import (
     BACKOFF,
@@ -55,6 +56,8 @@ def verdict(
     if memory is not None:
         reasons += _of_memory(memory)
     reasons += _of_breakers(breakers)
+    if fleet.cluster is not None:
+        reasons += _of_cluster(fleet.cluster)
     reasons.sort(key=lambda each: each.level != BAD)  # stable: in the order they were found
     bad = bool(reasons) and reasons[0].level == BAD
     if fleet.state in _HEADLINES:
@@ -116,6 +119,22 @@ def _of_breakers(breakers: list[BreakerStatus]) -> list[Reason]:
         return []
     plural = "breaker is" if len(shut) == 1 else "breakers are"
     return [Reason(WARNING, f"{len(shut)} {plural} open: {_listed(shut)}")]
+
+
+def _of_cluster(cluster: ClusterStatus) -> list[Reason]:
+    found = []
+    if cluster.state in (FENCED, DOWN) or cluster.unreachable:
+        found.append(Reason(BAD, headline(cluster)))
+    elif cluster.state != MEMBER:
+        found.append(Reason(WARNING, headline(cluster)))
+    silent = [each.name for each in cluster.nodes if each.state == "silent"]
+    if silent:
+        found.append(Reason(WARNING, f"nodes of the cluster are silent: {_listed(silent)}"))
+    if cluster.stalled:
+        minutes = cluster.oldest_snapshot_seconds / 60
+        text = f"a transaction in the cluster's database has been open for {minutes:.0f} min"
+        found.append(Reason(BAD, f"{text}: {cluster.dead_tuples} dead rows slow down claims"))
+    return found
 
 
 def _listed(names: list[str]) -> str:

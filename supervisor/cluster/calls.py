@@ -7,9 +7,6 @@ from msgspec import Struct
 from musterd.ipc.resilience.policy import SECOND_NS
 
 PAUSE_NS, PAUSE_MAX_NS = SECOND_NS // 20, 2 * SECOND_NS  # between two attempts of one call
-TICK_NS = SECOND_NS // 2
-REAP_NS = SECOND_NS  # a lost node's tasks wait for this beyond its lease
-RETAIN_NS = 600 * SECOND_NS  # partitions for ended tasks are made hours ahead
 
 
 class Lane(Struct):
@@ -31,34 +28,6 @@ class Lane(Struct):
         self.failures += 1
         pause_ns = min(PAUSE_MAX_NS, PAUSE_NS << min(self.failures - 1, 10))
         self.not_before_ns = now_ns + round(pause_ns * rng.uniform(0.5, 1.0))
-
-
-class Chores:
-    """What every node does for all, and one of them is enough: tick, reap and retain."""
-
-    def __init__(self, rng: Random, keep_ns: int) -> None:
-        self._rng = rng
-        self._keep_ns = keep_ns  # how long results stay
-        self._tick_at_ns = self._retain_at_ns = 0
-        self.reap_at_ns = 0
-
-    @property
-    def due_ns(self) -> int:
-        return min(self._tick_at_ns, self.reap_at_ns)
-
-    def next(self, now_ns: int) -> tuple[object, ...]:
-        """Return the method to call now, with its arguments."""
-        if now_ns >= self.reap_at_ns:
-            self.reap_at_ns = self._after(now_ns, REAP_NS)
-            return ("reap",)
-        if now_ns >= self._retain_at_ns:
-            self._retain_at_ns = self._after(now_ns, RETAIN_NS)
-            return ("retain", self._keep_ns)
-        self._tick_at_ns = self._after(now_ns, TICK_NS)
-        return ("tick",)
-
-    def _after(self, now_ns: int, pause_ns: int) -> int:
-        return now_ns + round(pause_ns * self._rng.uniform(0.8, 1.2))
 
 
 class Taking(Struct):

@@ -31,11 +31,13 @@ from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
-from musterd.supervisor.cluster import engine
-from musterd.supervisor.cluster.calls import Chores, Lane
+from musterd.supervisor.cluster import engine, rounds
+from musterd.supervisor.cluster.calls import Lane
 from musterd.supervisor.cluster.grants import Problems, divided, none, portions
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
 from musterd.supervisor.cluster.node_cards import Declaring
+from musterd.supervisor.cluster.notes import Notes
+from musterd.supervisor.cluster.reports import Figures, node_lost, results, seen
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     ClaimerAction,
@@ -60,10 +62,8 @@ AWAY_NS = 5 * SECOND_NS  # an engine that answers later is away
 DAY_NS = 86_400 * SECOND_NS
 NEVER_NS = 2**63
 FAILING = 5  # failures of one kind of call in a row, until they are reported
-MARKS_NS = SECOND_NS  # between two reports of progress
 TAKEN_NS = SECOND_NS // 2  # between two attempts to have a name that another node has
 LEASE_NS_MIN = 5 * SECOND_NS  # of every node (config/cluster.py)
-BEGUN_NS = SECOND_NS // 5  # begun attempts are told together
 
 
 class Claimer:
@@ -74,11 +74,11 @@ class Claimer:
         self._card = card
         self._problems = problems
         self._declaring = Declaring(card)
-        self._chores = Chores(rng, keep_ns)
         self._rng = rng
         self._now_ns = 0
         self._out: list[ClaimerAction] = []
         self._ticket = 0
+        self.figures = Figures()
         # What the supervisor has still to tell before it is known what this node holds.
         self._more = True
         self._unheard = 0  # ends
@@ -105,24 +105,20 @@ class Claimer:
         self._ends: deque[wire.AttemptEnd] = deque()
         self._finishing: list[wire.AttemptEnd] = []
         self._repeated = 0  # of the first ends: the engine may have heard of them
-        self._begun: dict[Pair, None] = {}
-        self._begun_at_ns = 0
-        self._marks: dict[str, wire.AttemptProgress] = {}
-        self._marking: dict[str, wire.AttemptProgress] = {}  # in the call under way
-        self._marks_at_ns = 0
+        self._notes = Notes()
         self._handlers = HandlerCalls(card.name, rng)
+        self._rounds, self._look_rounds = rounds.of_time(rng, keep_ns), rounds.of_looks(rng)
         # Calls, each with what becomes of its answer.
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
-        self._notes, self._time = Lane(), Lane()
+        self._noting, self._time, self._looks = Lane(), Lane(), Lane()
         self._states, self._locks = Lane(), Lane()
         self._answers: dict[int, Callable[[object], None]] = {}
 
     @property
     def standing(self) -> Standing | None:
         """Return what the engine knows of this node and it of the engine; None: nothing yet."""
-        if self.policy is None:
-            return None
-        return Standing(self.policy, (self.tenure and self._declaring.known) or ())
+        known = (self.tenure and self._declaring.known) or ()
+        return Standing(self.policy, known) if self.policy is not None else None
 
     def handle(self, now_ns: int, event: object) -> list[ClaimerAction]:
         self._now_ns = now_ns
@@ -180,9 +176,9 @@ class Claimer:
                 for end in ends:
                     self._handlers.forget((end.id, end.claim))
             case wire.Begun(held):
-                self._begun.update({(each.id, each.claim): None for each in held})
+                self._notes.begun([each for each in held if (each.id, each.claim) in self._held])
             case wire.ProgressMarks(marks):
-                self._marks.update({mark.id: mark for mark in marks})
+                self._notes.marked(marks)
             case wire.AskStates(asks):
                 self._handlers.ask_states(asks, self._held)
             case _:
@@ -225,18 +221,15 @@ class Claimer:
         if not self.tenure:
             if self._declaring.cards and not self._leaving:
                 yield self._member, 0, self._join
-                if (
-                    self._declaring.taken_since_ns is not None
-                ):  # maybe nobody else is there to do it
-                    yield self._time, self._chores.reap_at_ns, self._pass_time
+                if self._declaring.taken_since_ns is not None:  # maybe nobody else is there
+                    yield self._time, self._rounds.at_ns("reap"), self._pass_time
             return
         yield self._member_call()
         if self._repeated or (self._ends and self._epoch):
             yield self._finishes, 0, self._finish
-        if self._begun:
-            yield self._notes, self._begun_at_ns, self._tell_begun
-        elif self._marks:
-            yield self._notes, self._marks_at_ns, self._tell_progress
+        notes_at_ns = self._notes.due_ns()
+        if notes_at_ns is not None:
+            yield self._noting, notes_at_ns, self._tell_notes
         if self._leaving:
             return
         if self._handlers.has_states:
@@ -246,7 +239,8 @@ class Claimer:
             yield self._locks, lock_at_ns, self._ask_locks
         if self._may_claim and self._next_wants():
             yield self._claims, 0 if self._woken else self._claim_at_ns, self._claim
-        yield self._time, self._chores.due_ns, self._pass_time
+        yield self._time, self._rounds.due_ns, self._pass_time
+        yield self._looks, self._look_rounds.due_ns, self._look
 
     def _member_call(self) -> tuple[Lane, int, Callable[[], None]]:
         member, idle = self._member, not self._claims.ticket
@@ -264,8 +258,7 @@ class Claimer:
 
     def _go_on(self) -> None:
         if self._now_ns >= self._silent_at_ns():
-            self._away = True
-            self._tell_membership()
+            self._is_away("the cluster's database does not answer")
         for lane, at_ns, make in list(self._wanted_calls()):
             if not lane.ticket and self._now_ns >= max(at_ns, lane.not_before_ns):
                 make()
@@ -279,8 +272,8 @@ class Claimer:
         self._out.append(Call(self._ticket, method, arguments))
 
     def _lane_of(self, ticket: int) -> Lane | None:
-        lanes = (self._member, self._claims, self._finishes, self._notes, self._time,
-                 self._states, self._locks)  # fmt: skip
+        lanes = (self._member, self._claims, self._finishes, self._noting, self._time,
+                 self._looks, self._states, self._locks)  # fmt: skip
         return next((lane for lane in lanes if lane.ticket == ticket), None)
 
     def _answered(self, ticket: int, result: object) -> None:
@@ -294,6 +287,7 @@ class Claimer:
         self._answers.pop(event.ticket, None)
         if lane is None:
             return
+        self.figures.failed_calls += 1
         lane.failed(self._now_ns, self._rng)
         self._undo(lane, event)
         if event.fenced:
@@ -302,12 +296,16 @@ class Claimer:
             self._name_is_taken(event.reason, event.taken_ns)
             return
         elif event.refused:
-            self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
+            self._report("cluster.refused", "error", reason=event.reason)
         elif lane.failures == FAILING and not self._away:  # it answers, and does not do it
-            self._out.append(actions.Report("cluster.failing", "error", reason=event.reason))
+            self._report("cluster.failing", "error", reason=event.reason)
         if not event.fenced and lane is self._member and not self._away:
-            self._away = True
-            self._tell_membership()
+            self._is_away(event.reason)
+
+    def _is_away(self, reason: str) -> None:
+        self._away = True
+        self._report("cluster.away", "warning", reason=reason)
+        self._tell_membership()
 
     def _undo(self, lane: Lane, event: EngineFailed) -> None:
         """Put back what a failed call was about."""
@@ -318,8 +316,8 @@ class Claimer:
                 self._repeated = max(self._repeated, len(self._finishing))
             self._ends.extendleft(reversed(self._finishing))
             self._finishing = []
-        elif lane is self._notes:
-            self._mark_again(self._marking)
+        elif lane is self._noting:
+            self._notes.failed()
         elif lane is self._states:
             for told in self._handlers.states_failed(event.reason, refused=event.refused):
                 self._tell(told)
@@ -336,6 +334,7 @@ class Claimer:
         self.tenure, self._epoch, self._server = result.tenure, result.epoch, result.epoch
         self._was_member = True
         self.policy = result.policy
+        self._look_rounds.hurry()
         self._unsure = False
         self._claim_at_ns = self._now_ns
         self._is_declared(None)
@@ -352,7 +351,7 @@ class Claimer:
         first, lives = self._declaring.taken(self._now_ns, age_ns)
         if first:
             why = f"{reason}; this one waits until its lease is over"
-            self._out.append(actions.Report("cluster.name_taken", "error", reason=why))
+            self._report("cluster.name_taken", "error", reason=why)
         elif lives and not self._was_member:
             why = f"{reason} that is alive: give each machine a name of its own with cluster.node"
             self._out.append(NameInUse(why))
@@ -388,7 +387,7 @@ class Claimer:
 
     def _rejoin(self) -> None:
         """Register what is held: no claim is under way, and no end is told meanwhile."""
-        held = self._held_list(engine.Held)
+        held = self._held_list()
         self._call(self._member, self._rejoined, "rejoin", self.tenure, held)
 
     def _rejoined(self, result: object) -> None:
@@ -402,32 +401,33 @@ class Claimer:
         self._drop([pair for pair in lost if pair not in pending])
 
     def _release(self) -> None:
-        self._call(
-            self._member, self._released, "release", self.tenure, self._held_list(engine.Held)
-        )
+        self._call(self._member, self._released, "release", self.tenure, self._held_list())
 
     def _released(self, result: object) -> None:
         self._unsure = False
         self._claim_at_ns = self._now_ns
         if result:
             reason = f"{result} claims whose grant was lost went back"
-            self._out.append(actions.Report("cluster.released", "warning", reason=reason))
+            assert isinstance(result, int)
+            self._report("cluster.released", "warning", reason=reason, count=result)
 
     def _lose_all(self, reason: str) -> None:
         """The tenure is over: nothing that this node holds counts any more."""
         if not self.tenure:
             return
-        why = f"{reason}: {len(self._held)} attempts do not count, and run again elsewhere"
-        self._out.append(actions.Report("cluster.fenced", "warning", reason=why))
         ends = [*self._finishing, *self._ends]
+        self.figures.fenced += results(ends)
+        held = len(self._held)
+        why = f"{reason}: {held} attempts of this node do not count and run again elsewhere"
+        self._report("cluster.fenced", "warning", reason=why, count=held)
         self._ends.clear()
         self._finishing, self._repeated = [], 0
         # What is under way belongs to the tenure that is over: its answers mean nothing.
-        self._member, self._claims, self._finishes, self._notes = Lane(), Lane(), Lane(), Lane()
+        self._member, self._claims, self._finishes, self._noting = Lane(), Lane(), Lane(), Lane()
         self._states, self._locks = Lane(), Lane()
         self._handlers.reset()
         self.tenure, self._epoch, self._server, self._declaring.known = 0, "", "", None
-        self._begun, self._marks = {}, {}
+        self._notes = Notes()
         self._unsure = False
         self._confirm(ends)
         self._drop(list(self._held))
@@ -444,8 +444,8 @@ class Claimer:
     def _hold(self, held: Iterable[wire.Held]) -> None:
         self._held.update({(each.id, each.claim): None for each in held})
 
-    def _held_list(self, kind: type[engine.Held]) -> list[engine.Held]:
-        return [kind(*pair) for pair in self._held]
+    def _held_list(self) -> list[engine.Held]:
+        return [engine.Held(*pair) for pair in self._held]
 
     def _pairs_of(self, ids: Iterable[str]) -> list[Pair]:
         wanted = set(ids)
@@ -460,9 +460,7 @@ class Claimer:
         for pair in pairs:
             self._held.pop(pair, None)
             self._cancelled.pop(pair, None)
-            self._begun.pop(pair, None)
-            self._marks.pop(pair[0], None)
-            self._marking.pop(pair[0], None)
+            self._notes.forget(pair)
             self._handlers.forget(pair)
 
     def _confirm(self, ends: list[wire.AttemptEnd]) -> None:
@@ -508,6 +506,9 @@ class Claimer:
 
     def _granted(self, result: object) -> None:
         assert isinstance(result, list)
+        self.figures.claims += 1
+        self.figures.attempts += len(result)
+        self.figures.claim_times.add(max(0, self._now_ns - self._claims.called_ns))
         self._held.update({(grant.id, grant.claim): None for grant in result})
         pools, refusals = divided(result, self._problems, self._claims.called_ns)
         self._ends.extend(refusals)
@@ -532,32 +533,18 @@ class Claimer:
         ends = [engine.End(*structs.astuple(end)) for end in self._finishing]
         self._call(self._finishes, self._finished, "finish", self.tenure, ends)
 
-    def _finished(self, _result: object) -> None:
+    def _finished(self, result: object) -> None:
+        assert isinstance(result, list)
         ends, self._finishing = self._finishing, []
+        self.figures.ends += len(ends)
+        # Of those that are told again, the call before may have counted.
+        self.figures.fenced += results(ends[self._repeated :], {told.id for told in result})
         self._repeated = max(0, self._repeated - len(ends))
         self._confirm(ends)
 
-    def _tell_begun(self) -> None:
-        self._begun_at_ns = self._now_ns + BEGUN_NS
-        pairs = [pair for pair in self._begun if pair in self._held]
-        self._begun = {}
-        held = [engine.Held(*pair) for pair in pairs]
-        self._call(self._notes, _nothing, "begun", self.tenure, held)
-
-    def _tell_progress(self) -> None:
-        self._marks_at_ns = self._now_ns + MARKS_NS
-        self._marking, self._marks = self._marks, {}
-        marks = [engine.ProgressMark(*structs.astuple(each)) for each in self._marking.values()]
-        self._call(self._notes, self._marked, "progress", self.tenure, marks)
-
-    def _marked(self, result: object) -> None:
-        assert isinstance(result, list)
-        self._mark_again({id_: self._marking[id_] for id_ in result if id_ in self._marking})
-
-    def _mark_again(self, marks: dict[str, wire.AttemptProgress]) -> None:
-        """Tell again what came too early, or failed; what is newer wins."""
-        self._marks = {**marks, **self._marks}
-        self._marking = {}
+    def _tell_notes(self) -> None:
+        method, notes = self._notes.next(self._now_ns)
+        self._call(self._noting, self._notes.answered, method, self.tenure, notes)
 
     # -- handlers -----------------------------------------------------------------------------
 
@@ -584,17 +571,30 @@ class Claimer:
         if replies:
             self._tell(wire.LocksTold(self.tenure, replies))
 
+    # -- time ---------------------------------------------------------------------------------
+
     def _pass_time(self) -> None:
-        method, *arguments = self._chores.next(self._now_ns)
+        method, arguments = self._rounds.turn(self._now_ns)
         answered = self._reaped if method == "reap" else _nothing
-        self._call(self._time, answered, str(method), *arguments)
+        self._call(self._time, answered, method, *arguments)
+
+    def _look(self) -> None:
+        method, arguments = self._look_rounds.turn(self._now_ns)
+        self._call(self._looks, self._looked, method, *arguments)
 
     def _reaped(self, result: object) -> None:
         assert isinstance(result, list)
+        self.figures.reaped += len(result)
         for each in result:
             assert isinstance(each, engine.Reaped)
-            reason = f"node '{each.name}' was silent: {each.claims} claims went back"
-            self._out.append(actions.Report("cluster.node_lost", "warning", reason=reason))
+            self._out.append(node_lost(each))
+
+    def _looked(self, result: object) -> None:
+        if isinstance(result, engine.Statistics):  # else another node is at it, for the first time
+            self._tell(seen(result, max(0, self._looks.called_ns - result.age_ns)))
+
+    def _report(self, event: str, level: str, *, reason: str, count: int = 0) -> None:
+        self._out.append(actions.Report(event, level, reason=reason, count=count))
 
 
 def _nothing(_result: object) -> None: ...

@@ -67,7 +67,7 @@ SIGNATURES = {
     "state_load_1": "text",
     "state_save_1": "text bytea bigint",
     "states_1": "int text[] bigint[] text[] bool[] bytea[] bigint[]",
-    "statistics_1": "",
+    "statistics_1": "bigint",
     "submit_1": "text[] text[] bytea[] smallint[] text[] text[] bigint[] int[] bigint[] bigint[] "
     "bigint[] bigint[] bytea[] text[] text[] text[] bigint bool",
     "tick_1": "text",

@@ -334,16 +334,12 @@ class ScheduleView(Struct, frozen=True):
 
 
 class Run(Struct, frozen=True):
-    """The task of one instant of a schedule."""
-
     instant_ns: int
     spec: TaskSpec
 
 
 class Settled(Struct, frozen=True):
-    """What became of the runs of a schedule, in their order."""
-
-    verdicts: tuple[Verdict, ...] = ()
+    verdicts: tuple[Verdict, ...] = ()  # of the runs of a schedule, in their order
 
 
 class StateAsk(Struct, frozen=True):
@@ -406,13 +402,41 @@ class ProgressMark(Struct, frozen=True):
     text: str
 
 
-class Statistics(Struct, frozen=True):
-    """What `musterd_cluster_*` shows."""
+class Backlog(Struct, frozen=True):
+    """Tasks that would begin if a node had a place: queued, and their site is not known to be shut.
 
-    oldest_snapshot_ns: int
-    dead_tuples: int
-    live_bytes: int
-    counts: tuple[Count, ...]
+    A site that nobody has tried to claim from may be shut all the same.
+    """
+
+    pool: str
+    level: int
+    ready: int
+    waited_ns: int  # by the one that waits for longest, roughly
+
+
+class NodeSeen(Struct, frozen=True):
+    """A node, in short."""
+
+    name: str
+    tenure: int  # 0: it has left, or was reaped
+    alive: bool
+    draining: bool
+    claims: int
+    beat_age_ns: int
+    software: str
+    pools: tuple[str, ...]
+
+
+class Statistics(Struct, frozen=True):
+    """What `musterd_cluster_*` shows: the whole cluster at one moment, `age_ns` ago."""
+
+    oldest_snapshot_ns: int = 0  # the oldest that keeps dead tuples from being removed
+    dead_tuples: int = 0  # of live tasks
+    live_bytes: int = 0
+    counts: tuple[Count, ...] = ()
+    backlogs: tuple[Backlog, ...] = ()
+    nodes: tuple[NodeSeen, ...] = ()
+    age_ns: int = 0
 
 
 class Engine(Protocol):
@@ -571,4 +595,5 @@ class Engine(Protocol):
     def announce(self, number: int, token: int) -> bool:
         """Take it upon the caller to alert people of a change; True for one token."""
 
-    def statistics(self) -> Statistics: ...
+    def statistics(self, age_ns: int = 0) -> Statistics | None:
+        """Return figures at most this old; older ones, or None, while another node is looking."""

@@ -9,13 +9,7 @@ from random import Random
 
 from msgspec import structs
 
-from musterd.ipc.wire.messages import (
-    HIGH,
-    LOW,
-    QUEUED,
-    RUNNING,
-    Outcome,
-)
+from musterd.ipc.wire.messages import HIGH, LOW, QUEUED, RUNNING, Outcome
 from musterd.supervisor.cluster.engine import (
     AGING_TURN,
     CHANGES_MAX,
@@ -38,6 +32,7 @@ from musterd.supervisor.cluster.engine import (
     LockView,
     NameTaken,
     NodeCard,
+    NodeSeen,
     NodeView,
     Orders,
     PolicyChanged,
@@ -50,6 +45,7 @@ from musterd.supervisor.cluster.engine import (
     Settled,
     StateAsk,
     StateView,
+    Statistics,
     Told,
     Want,
 )
@@ -203,6 +199,23 @@ class ModelEngine(Views):
             )
             for node in sorted(self.board.nodes.values(), key=lambda each: each.card.name)
         ]
+
+    def statistics(self, age_ns: int = 0) -> Statistics | None:
+        nodes = tuple(
+            NodeSeen(
+                node.name,
+                node.tenure,
+                node.alive,
+                node.draining,
+                node.claims,
+                node.beat_age_ns,
+                node.software,
+                tuple(sorted({pool.name for pool in node.pools if pool.tasks})),
+            )
+            for node in self.nodes()
+        )
+        backlogs = tuple(self.backlogs())
+        return Statistics(counts=tuple(self.counts()), backlogs=backlogs, nodes=nodes)
 
     def drain(self, name: str, *, draining: bool) -> bool:
         found = [node for node in self.board.nodes.values() if node.card.name == name]

@@ -1,6 +1,7 @@
 """The engine in memory: what people look at."""
 
 from collections import Counter
+from collections.abc import Iterator
 
 from msgspec import structs
 
@@ -11,14 +12,15 @@ from musterd.supervisor.cluster.engine import (
     RECENT_NS_MAX,
     SITES_SEEN_MAX,
     UNSUCCESSFUL,
+    Backlog,
     Count,
     Recent,
     SiteView,
-    Statistics,
     TaskFilter,
 )
 from musterd.supervisor.cluster.model_ends import Ends
 from musterd.supervisor.cluster.model_records import JOINED, Task
+from musterd.supervisor.cluster.model_sites import Site
 
 
 class Views(Ends):
@@ -80,8 +82,20 @@ class Views(Ends):
             numbers[key] = numbers.get(key, 0) + 1
         return [Count(*key, number) for key, number in sorted(numbers.items())]
 
-    def statistics(self) -> Statistics:
-        return Statistics(0, 0, 0, tuple(self.counts()))
+    def backlogs(self) -> Iterator[Backlog]:
+        """Yield what would begin, by pool and level."""
+        now_ns, shut = self.clock(), {site.target for site in self.sites_.all() if self._shut(site)}
+        found: dict[tuple[str, int], list[int]] = {}
+        for task in self.board.live.values():
+            if task.state == QUEUED and task.spec.target not in shut:
+                found.setdefault((task.pool, task.level), []).append(now_ns - task.queued_ns)
+        for key, waits in sorted(found.items()):
+            yield Backlog(*key, len(waits), max(waits))
+
+    def _shut(self, site: Site) -> bool:
+        places = site.policy.max_concurrent
+        full = bool(places) and self.inside(site.target) >= places
+        return full or site.shut(self.clock())
 
     def sites(self) -> list[SiteView]:
         live = self.board.live.values()

@@ -98,6 +98,7 @@ REFUSALS = {"MU001": Fenced, "MU003": PolicyChanged}
 AGAIN = ("40P01", "40001", "55P03", "23514")
 
 _unpack_card = msgspec.msgpack.Decoder(NodeCard).decode
+_decode_statistics = msgspec.json.Decoder(Statistics).decode
 _pack = msgspec.msgpack.Encoder().encode
 
 
@@ -554,9 +555,10 @@ class PostgresEngine:
     def announce(self, number: int, token: int) -> bool:
         return bool(self._call("announce_1", number, token)[0][0])
 
-    def statistics(self) -> Statistics:
-        [(oldest_ns, dead, live_bytes)] = self._call("statistics_1")
-        return Statistics(oldest_ns, dead, live_bytes, tuple(self.counts()))
+    def statistics(self, age_ns: int = 0) -> Statistics | None:
+        for found_ns, doc in self._call("statistics_1", age_ns):
+            return msgspec.structs.replace(_decode_statistics(doc), age_ns=found_ns)
+        return None
 
 
 def _declared(card: NodeCard) -> tuple[object, ...]:

@@ -32,6 +32,7 @@ from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.reload import Parts, Reload
 from musterd.supervisor.core.shutdown import Phase, Shutdown
 from musterd.supervisor.core.tasks.claims import Claims
+from musterd.supervisor.core.tasks.cluster_watch import ClusterWatch
 from musterd.supervisor.core.tasks.coalescing import GOOD, Coalescing
 from musterd.supervisor.core.tasks.endings import Endings
 from musterd.supervisor.core.tasks.gatekeeper import BUDGET, Gatekeeper
@@ -85,6 +86,7 @@ class Fleet:
             state.pools[each.name] = Pool(each, policy.retry, keeper, disk_queue)
         self._retries = retries = Retries(state, ledger, leases, keeper)
         self._claims = claims = Claims(state, leases)
+        self.cluster = ClusterWatch(state, claims)
         self._endings = endings = Endings(state, ledger, leases, keeper, retries, claims=claims)
         self._lifecycle = lifecycle = WorkerLifecycle(state, leases, endings)
         self._pauses = pauses = Pauses(state, ledger, leases)
@@ -214,15 +216,18 @@ class Fleet:
 
     def _of_the_cluster(self) -> Handlers:
         """Return the handlers for what the cluster sidecar tells."""
-        claims, requests = self._claims, self._handler_requests
+        claims, requests, watch = self._claims, self._handler_requests, self.cluster
         return {
             events.ClusterConnected: _in_turn(
-                claims.connected, requests.connected, self._reception.connected
+                watch.connected, claims.connected, requests.connected, self._reception.connected
             ),
             events.ClusterDisconnected: _in_turn(
                 claims.disconnected, requests.disconnected, self._reception.disconnected
             ),
-            events.MembershipTold: _in_turn(claims.membership, requests.membership),
+            events.ClusterTold: _in_turn(watch.told, self._autoscale.cluster_told),
+            events.MembershipTold: _in_turn(
+                watch.membership, claims.membership, requests.membership
+            ),
             events.AttemptsGranted: claims.granted,
             events.AttemptsCancelled: claims.cancelled,
             events.AttemptsLost: claims.lost,
@@ -350,6 +355,16 @@ class Fleet:
     @property
     def tasks(self) -> dict[str, Task]:
         return self._state.tasks
+
+    @property
+    def attempts(self) -> int:
+        """Return how many attempts of the cluster are here."""
+        return len(self._state.claimed)
+
+    def leased(self, worker: int, lease: int) -> Task | None:
+        """Return the task of a lease that a worker has."""
+        slot = self._state.workers.get(worker)
+        return slot.leases.get(lease) if slot is not None else None
 
     def alive(self, id_: str) -> bool:
         """Whether a task of this id is known and has not ended."""

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from musterd.supervisor.api.cluster import DOWN, FENCED, MEMBER, ClusterStatus, headline
 from musterd.supervisor.api.status import (
     BACKOFF,
     BUSY,
@@ -157,6 +158,13 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
         parts[0] += printable(f"  web {_web(status.web)}")
     if status.events is not None:
         parts[0] += printable(f"  events {_web(status.events)}")
+    if status.cluster is not None:
+        parts.append(
+            paint(
+                printable(f"cluster: {headline(status.cluster)}"),
+                _cluster_colour(status.cluster) if colour else None,
+            )
+        )
     if status.problem:
         parts.append(paint(printable(f"PROBLEM: {status.problem}"), RED if colour else None))
     if not status.pools:
@@ -168,6 +176,12 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
     if workers:
         parts.append(table(_WORKER_HEADS, workers, 1, colour=colour))
     return "\n\n".join(parts)
+
+
+def _cluster_colour(cluster: ClusterStatus) -> str | None:
+    if cluster.state in (FENCED, DOWN) or cluster.unreachable or cluster.stalled:
+        return RED
+    return None if cluster.state == MEMBER else YELLOW
 
 
 def _web(web: WebStatus) -> str:

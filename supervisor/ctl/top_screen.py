@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from musterd.ipc.wire.messages import PRIORITY_NAMES
+from musterd.supervisor.api.cluster import headline
 from musterd.supervisor.api.status import (
     BACKOFF,
     BUSY,
@@ -79,7 +80,10 @@ def screen(
     parts += [_line(f"  {each.text}", _STYLE_OF[each.level]) for each in wrong[:PROBLEMS_SHOWN_MAX]]
     if len(wrong) > PROBLEMS_SHOWN_MAX:
         parts.append(_line(f"  ... and {len(wrong) - PROBLEMS_SHOWN_MAX} more", WARN))
-    parts += [_memory_bar(now.memory, now.cpu_share), _flow(now), *gap]
+    parts += [_memory_bar(now.memory, now.cpu_share), _flow(now)]
+    if now.fleet.cluster is not None:
+        parts.append(_line(f"cluster {headline(now.fleet.cluster)}"))
+    parts += gap
     pools = now.fleet.pools if not height else now.fleet.pools[:POOLS_SHOWN_MAX]
     parts += [_pool_table(now, pools, width), *gap]
     used = len(parts) + len(pools)  # the table of pools is one part, but has a head

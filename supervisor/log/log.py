@@ -67,6 +67,31 @@ MESSAGES = {
     "web.ready": "the web process is listening",
     "web.crashed": "the web process ended: it is restarted",
     "web.fatal": "the web process cannot be used: not restarted before the next reload",
+    "cluster.ready": "the cluster sidecar is up",
+    "cluster.crashed": "the cluster sidecar ended: it is restarted, clients wait, tasks run on",
+    "cluster.fatal": "the cluster cannot be used: clients wait until the next reload or restart",
+    "cluster.joined": "this node is a member of the cluster",
+    "cluster.draining": "this node is drained by the cluster: it gets no more of its tasks",
+    "cluster.resumed": "this node gets tasks of the cluster again",
+    "cluster.away": "a call of the cluster's database failed: it is made again",
+    "cluster.back": "the cluster's database answers again",
+    "cluster.unreachable": "the cluster's database does not answer: submits are refused, "
+    "running tasks go on, results are kept",
+    "cluster.reachable": "the cluster's database answers again: submits are accepted",
+    "cluster.lease_over": "the lease of this node is over: no task of the cluster begins here",
+    "cluster.fenced": "the cluster has given this node up: what it ran does not count",
+    "cluster.locks_over": "the lease of this node is over: others may get the locks of its tasks",
+    "cluster.locks_lost": "the cluster has given this node up: its tasks have lost their locks",
+    "cluster.released": "tasks that were granted in a lost answer went back to the cluster",
+    "cluster.refused": "the cluster's database refused a call",
+    "cluster.warning": "the cluster's database could lose what was acknowledged",
+    "cluster.node_lost": "a node of the cluster was lost: its tasks run elsewhere",
+    "cluster.node_back": "a lost node of the cluster is back",
+    "cluster.vacuum_stalled": "a transaction is left open in the cluster's database: dead rows "
+    "pile up and claims get slower; end it (pg_stat_activity)",
+    "cluster.vacuum_resumed": "the cluster's database can remove dead rows again",
+    "cluster.malformed": "dropped a malformed message on node.sock",
+    "cluster.waiting": "the cluster sidecar waits to connect: no descriptors or no memory left",
     "worker.ready": "worker is ready",
     "worker.crashed": "worker crashed",
     "worker.hung": "worker hangs",
@@ -143,7 +168,7 @@ MESSAGES = {
 }
 _FIELDS = (
     *("pool", "worker", "task", "attempt", "target", "phase", "cause", "reason"),
-    *("schedule", "count", "digest", "output"),
+    *("schedule", "count", "digest", "output", "node"),
 )
 # A line of a worker that begins with a level (workers/runtime/run.py) keeps that level.
 _LEVEL_SAID = {

@@ -18,4 +18,10 @@ MESSAGE_IDS = {
     "store.failing": "7ee751ee15af45f28cebee9735d81c51",
     "log.left_out": "b6c5f2066ecc407eb8d1c65e3fc34d60",
     "config.refused": "6489a7123a094f109f6666a0df81752f",
+    "cluster.unreachable": "0ab60f12c45c4225875f4af056eea701",
+    "cluster.lease_over": "0309c12febfe4a378645cac5335c039c",
+    "cluster.fenced": "dc9699bd20004ee8935ae83f3089c6dc",
+    "cluster.fatal": "9c1d1b6a2fcd4665a8d1814d212a7162",
+    "cluster.node_lost": "3330b850267649449e1b715a4c4d088f",
+    "cluster.vacuum_stalled": "2df1ad6461294985824aea31a24f413f",
 }

@@ -23,6 +23,7 @@ import msgspec
 
 from musterd import __version__
 from musterd.ipc.errors import MusterdError
+from musterd.ipc.wire.node_messages import FindTasks, FoundTasks
 from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.config.load import Loaded
@@ -456,6 +457,12 @@ class Daemon:
             ready=self.ready,
             last_words=self.outputs.last_words,
         )
+
+    def find_in_cluster(self, wanted: FindTasks, found: Callable[[FoundTasks], None]) -> None:
+        if self._node is None:
+            found(FoundTasks(0, reason="this machine is no node of a cluster"))
+        else:
+            self._node.find(wanted, found)
 
     def memory_status(self) -> MemoryStatus:
         return self._memory.status(self.fleet, self.now_ns())

@@ -28,11 +28,14 @@ class DeadTasks:
         for record in finished:
             if record.outcome.state != FAILED:
                 continue
-            pool = record.spec.name.partition(".")[0]
-            if self._allowed.take(time.monotonic_ns()):
-                self._publish(_report(record, pool))
-            elif pool in self._others or len(self._others) < POOLS_MAX:
-                self._others[pool] = self._others.get(pool, 0) + 1
+            self.tell(_report(record, record.spec.name.partition(".")[0]))
+
+    def tell(self, report: Report) -> None:
+        """Publish the report of a dead task, or count it."""
+        if self._allowed.take(time.monotonic_ns()):
+            self._publish(report)
+        elif report.pool in self._others or len(self._others) < POOLS_MAX:
+            self._others[report.pool] = self._others.get(report.pool, 0) + 1
 
     def count(self) -> None:
         """Tell how many tasks of each pool had no event of their own; once a second."""

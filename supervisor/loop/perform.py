@@ -28,6 +28,7 @@ from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.events import ALERTS, CLUSTER, EVENTS, WEB
 from musterd.supervisor.core.tasks.refusals import UNREADABLE
 from musterd.supervisor.log import log
+from musterd.supervisor.loop.dead_events import EVENT as DEAD
 from musterd.supervisor.loop.dead_events import DeadTasks
 from musterd.supervisor.loop.task_log import TaskLines
 from musterd.supervisor.processes.cleanup import CleanedUp, Cleanups
@@ -188,6 +189,8 @@ class ActionRunner:
 
     def _tell_sidecar(self, action: "ClusterAction") -> None:
         assert self._node is not None, "nobody has said hello"
+        if type(action) is actions.TellCluster:
+            self.task_lines.ended(action.ends)
         self._node.perform(action)
 
     def _withdraw(self, action: actions.Withdraw) -> None:
@@ -312,6 +315,8 @@ class ActionRunner:
 
     def _assign(self, action: actions.AssignLeases) -> None:
         self.task_lines.assigned(time.monotonic_ns(), action.leases)
+        if self._node is not None:
+            self.task_lines.claimed(time.monotonic_ns(), action.worker, action.leases)
         self._workers.assign(action.worker, action.leases)
 
     def _recall(self, action: actions.RecallLeases) -> None:
@@ -374,6 +379,10 @@ class ActionRunner:
         told = bool(action.task) and self.task_lines.tells(action.task)
         if told and action.event in RETURNS:
             self.task_lines.back(action.task, time.monotonic_ns())
+        if action.event == DEAD:  # of the cluster: the others are told by the store's records
+            log.write(msgspec.structs.replace(action, event="task.failed", level="warning"))
+            self._dead.tell(action)
+            return
         log.write(action, always=told)
         self._control.publish(action)
         if action.event == "task.changed":

@@ -16,6 +16,7 @@ from itertools import islice
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import PRIORITY_NAMES, SUCCEEDED, Lease, TaskSpec
+from musterd.ipc.wire.node_messages import AttemptEnd
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model.actions import FinalRecord, Persist
 from musterd.supervisor.core.model.events import Recovered
@@ -42,6 +43,7 @@ class Story(Struct):
     waits: str = ""  # what the log said it waits for, without figures
     worker: str = ""  # the last that had it
     waited_ns: int = 0  # in the queue, over all attempts
+    task: Task | None = None  # an attempt of the cluster
 
 
 class TaskLines:
@@ -49,6 +51,7 @@ class TaskLines:
         self._fleet = fleet
         self._stories: dict[str, Story] = {}
         self._waiting: dict[str, Story] = {}  # of them, those without a worker, oldest look first
+        self._claimed: dict[str, Story] = {}  # attempts of the cluster, the oldest first
         self._silent = 0  # finished without a line
         self.allow(per_second)
 
@@ -57,7 +60,7 @@ class TaskLines:
         self._allowed = Allowance(per_second, per_second * BURST_SECONDS)
 
     def tells(self, task: str) -> bool:
-        return task in self._stories
+        return task in self._stories or task in self._claimed
 
     # -- the beginning ------------------------------------------------------------------------
 
@@ -189,6 +192,46 @@ class TaskLines:
             if story is not None and worker:
                 fields["WAITED"] = f"{story.waited_ns / 1e9:.3f}"
             log.line(f"task.{outcome.state}", level, fields)
+
+    # -- of the cluster -----------------------------------------------------------------------
+
+    def claimed(self, now_ns: int, worker: int, leases: list[Lease]) -> None:
+        """Begin the stories of attempts of the cluster that a worker was given."""
+        if not log.log.isEnabledFor(logging.INFO):
+            return
+        debug = log.log.isEnabledFor(logging.DEBUG)
+        for lease in leases:
+            task = self._fleet.leased(worker, lease.lease)
+            if task is None or task.claim is None or task.slot is None:
+                continue
+            if not debug and not self._allowed.take(now_ns):
+                return
+            waited_ns = max(0, now_ns - task.queued_ns)
+            if len(self._claimed) >= STORIES_MAX:  # of attempts that were lost nobody tells the end
+                del self._claimed[next(iter(self._claimed))]
+            story = Story(0, now_ns, worker=task.slot.name, waited_ns=waited_ns, task=task)
+            self._claimed[task.spec.id] = story
+            if debug:
+                line = {"WORKER": story.worker, "WAITED": f"{waited_ns / 1e9:.3f}"}
+                fields = _known(task.spec, attempt=task.attempt, target=task.claim.target)
+                log.line("task.started", logging.DEBUG, {**fields, **line})
+
+    def ended(self, ends: list[AttemptEnd]) -> None:
+        """Log attempts of the cluster that succeeded; reports tell what became of the others."""
+        for end in ends:
+            story = self._claimed.pop(end.id, None)
+            if end.kind != "succeeded":
+                continue
+            if story is None or story.task is None or story.task.claim is None:
+                self._silent += 1
+                continue
+            task, claim = story.task, story.task.claim
+            fields = _known(
+                task.spec, attempt=task.attempt, worker=story.worker, target=claim.target
+            )
+            fields["SECONDS"] = f"{end.run_ns / 1e9:.3f}"
+            fields["WAITED"] = f"{story.waited_ns / 1e9:.3f}"
+            log.line("task.succeeded", logging.INFO, fields)
 
 
 _WORTH_A_LINE = (TaskState.QUEUED, TaskState.JOINED)

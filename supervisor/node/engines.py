@@ -28,7 +28,7 @@ from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.cluster.sidecar_events import EngineAnswered, EngineFailed
 
 # Which thread does what.
-WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME, HANDLERS = range(8)
+WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME, HANDLERS, LOOKS = range(9)
 THREADS = {
     **dict.fromkeys(("check", "submit", "cancel", "invalidate"), WRITES),
     **dict.fromkeys(("cards", "ended", "changes", "marks"), READS),
@@ -38,6 +38,7 @@ THREADS = {
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
     **dict.fromkeys(("tick", "reap", "retain"), TIME),
     **dict.fromkeys(("policy", "due", "settle", "announce"), TIME),
+    **dict.fromkeys(("statistics", "find"), LOOKS),  # for people
     **dict.fromkeys(("states", "locks"), HANDLERS),
 }
 LISTEN_SECONDS = 1.0  # between two looks at what is to be listened to

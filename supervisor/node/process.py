@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
 from typing import NoReturn
@@ -29,7 +29,15 @@ from musterd import __version__
 from musterd.ipc.errors import ConfigurationError, ProtocolError
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.node_codec import decode_node
-from musterd.ipc.wire.node_messages import NODE_PROTOCOL, Pools, SidecarHello
+from musterd.ipc.wire.node_messages import (
+    NODE_PROTOCOL,
+    Figures,
+    FindTasks,
+    FoundTasks,
+    Notice,
+    Pools,
+    SidecarHello,
+)
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.cluster.checks import KIND_BITS, LIFE_BITS
 from musterd.supervisor.cluster.claimer import Claimer
@@ -37,6 +45,7 @@ from musterd.supervisor.cluster.engine import EngineAway, EngineRefused, NodeCar
 from musterd.supervisor.cluster.gateway import Gateway
 from musterd.supervisor.cluster.migrate import SCHEMA
 from musterd.supervisor.cluster.postgres import PostgresEngine
+from musterd.supervisor.cluster.reports import figures, notice
 from musterd.supervisor.cluster.scheduler import Scheduler
 from musterd.supervisor.cluster.sidecar_events import (
     AskLocal,
@@ -63,6 +72,7 @@ from musterd.supervisor.config.redact import Redaction
 from musterd.supervisor.config.timezones import time_zone
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.node.engines import Engines, Job, Listener
+from musterd.supervisor.node.finds import find_tasks
 from musterd.supervisor.node.lookups import Lookups
 from musterd.supervisor.node.pairs import Pairs
 from musterd.supervisor.node.relay_port import RelayPort
@@ -80,6 +90,7 @@ LEAVE_NS = 2 * SECOND_NS  # for the last ends, when the daemon ends
 SERVE_NS = 5 * SECOND_NS
 IDENTITY_FILE = "node.id"  # in state_dir
 NODE_MASK = (1 << 39) - 1  # of the number under which sessions are known (cluster/checks.py)
+MENTION_UNSENT_BYTES = 1024 * 1024  # to a daemon that does not read: then nothing is mentioned
 
 
 class Ended(Exception):
@@ -120,7 +131,10 @@ def waiter_of(identity: str) -> int:
 
 
 class Sidecar:
-    def __init__(self, settings: NodeSettings, beat_fd: int, url: str) -> None:
+    def __init__(
+        self, settings: NodeSettings, beat_fd: int, url: str, found: Sequence[actions.Report] = ()
+    ) -> None:
+        """`found` is what the check of the database has to tell."""
         self._beat_fd = beat_fd
         identity = identity_of(Path(settings.state_dir))
         waiter = waiter_of(identity)
@@ -150,6 +164,9 @@ class Sidecar:
         self._declarations = Declarations()
         self._node = Connection(settings.node_socket)
         self._node.put(encode(SidecarHello(NODE_PROTOCOL, settings.token)))
+        self._counted = Figures()
+        for report in found:
+            self._report(report)
         self._tenure = -1
         self._listener = Listener(url, self._heard_notifications)
         self._poll = select.poll()
@@ -219,7 +236,10 @@ class Sidecar:
                     for card in message.cards:
                         self._declarations.declare(card.name, card.tasks)
                     self._feed_splitter(PoolsTold(message.local))
-                self._feed_claimer(message)
+                if isinstance(message, FindTasks):
+                    find_tasks(self._engines, message, self._mention)
+                else:
+                    self._feed_claimer(message)
         except OSError:
             raise Ended from None  # the daemon has ended, or another sidecar takes our place
         except ProtocolError as error:
@@ -261,6 +281,7 @@ class Sidecar:
             awaited = max(self._lookups.awaited_bytes, self._pairs.awaited_bytes)
             self._clients.tidy_up(awaited)
             self._lookups.try_again()
+            self._tell_figures()
         if now_ns >= self._beat_ns:
             self._beat(b"\n")
         standing = self._claimer.standing
@@ -309,7 +330,7 @@ class Sidecar:
             case TellChange(change):
                 clients.changed(change)
             case actions.Report():
-                _report(action)
+                self._report(action)
             case _:
                 self._do_with_local(action)
 
@@ -338,7 +359,7 @@ class Sidecar:
                 case Tell(message):
                     self._node.put(encode(message))
                 case actions.Report():
-                    _report(action)
+                    self._report(action)
 
     def _feed_claimer(self, event: object) -> None:
         for action in self._claimer.handle(time.monotonic_ns(), event):
@@ -352,28 +373,45 @@ class Sidecar:
                 case NameInUse(reason):
                     raise Trouble(reason, EXIT_NAME_TAKEN)
                 case actions.Report():
-                    _report(action)
+                    self._report(action)
 
     def _call(self, call: Call, feed: Callable[[object], None]) -> None:
         self._engines.call(Job(call.ticket, call.method, call.arguments, call.options, feed))
 
+    def _report(self, report: actions.Report) -> None:
+        """Have the daemon log something."""
+        self._mention(notice(report))
 
-def _report(report: actions.Report) -> None:
-    print(f"{report.event}: {report.reason}", file=sys.stderr, flush=True)
+    def _tell_figures(self) -> None:
+        gateway = self._gateway
+        counted = figures(
+            self._claimer.figures,
+            gateway.figures,
+            refusing=gateway.refusing,
+            policy=self._claimer.policy or 0,
+        )
+        if counted != self._counted:
+            self._counted = counted
+            self._mention(counted)
+
+    def _mention(self, message: Notice | Figures | FoundTasks) -> None:
+        """Tell the daemon what nothing depends on, unless the daemon does not read."""
+        if self._node.unsent_bytes < MENTION_UNSENT_BYTES:
+            self._node.put(encode(message))
 
 
-def check(url: str) -> None:
-    """Refuse a database that cannot be used; one that is away is waited for."""
+def check(url: str) -> list[actions.Report]:
+    """Refuse a database that cannot be used; return warnings. One that is away is waited for."""
     engine = PostgresEngine(url)
     try:
-        for warning in engine.check():
-            print(f"cluster.warning: {warning}", file=sys.stderr, flush=True)
+        warnings = engine.check()
     except EngineRefused as error:
         raise Trouble(str(error), EXIT_CONFIGURATION) from None
     except EngineAway as error:
-        print(f"cluster.unreachable: {error}", file=sys.stderr, flush=True)
+        return [actions.Report("cluster.away", "warning", reason=str(error))]
     finally:
         engine.close()
+    return [actions.Report("cluster.warning", "warning", reason=each) for each in warnings]
 
 
 def run(settings: NodeSettings, beat_fd: int) -> int:
@@ -386,8 +424,7 @@ def run(settings: NodeSettings, beat_fd: int) -> int:
             url = cluster_url(settings.url, settings.url_file, settings.url_secret)
         except ConfigurationError as error:
             raise Trouble(str(error), EXIT_CONFIGURATION) from None
-        check(url)
-        sidecar = Sidecar(settings, beat_fd, url)
+        sidecar = Sidecar(settings, beat_fd, url, check(url))
 
         def stop(_number: int, _frame: object) -> None:
             sidecar.stopping = True

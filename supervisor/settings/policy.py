@@ -99,6 +99,7 @@ def fleet_policy(config: Config, replaced: Mapping[str, int] | None = None) -> F
         ),
         events=_build(publisher_settings(config)) if config.events.publish else "",
         cluster=_build(node_settings(config)) if config.cluster.wanted else "",
+        node=node_settings(config).node if config.cluster.wanted else "",
         fence_stops=config.cluster.fence == "stop",
     )
 

@@ -9,6 +9,8 @@ core has to tell is bounded there (core/tasks/claims.py), and the next sidecar i
 """
 
 import secrets
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -26,7 +28,10 @@ from musterd.ipc.wire.node_messages import (
     Begun,
     CancelAttempts,
     Confirmed,
+    Figures,
+    FindTasks,
     Finish,
+    FoundTasks,
     Granted,
     Greeting,
     Holds,
@@ -34,9 +39,11 @@ from musterd.ipc.wire.node_messages import (
     LoseAttempts,
     Membership,
     NodeMessage,
+    Notice,
     Pools,
     ProgressMarks,
     ScheduleNews,
+    Seen,
     SharedPolicy,
     SidecarHello,
     SidecarMessage,
@@ -53,6 +60,11 @@ from musterd.supervisor.sockets.listen import listen
 
 BACKLOG = 16  # one sidecar, and one that takes its place
 QUEUE_MAX = 10_000  # messages kept for a sidecar that does not read
+FINDS_MAX = 16  # looks for tasks that people wait for
+NO_SIDECAR = "the cluster sidecar is not up: musterctl status says why"
+TOO_MANY = "too many look for tasks of the cluster at once: try again"
+
+Found = Callable[[FoundTasks], None]
 
 _decode_policy = msgspec.msgpack.Decoder(ClusterPolicy).decode
 
@@ -82,6 +94,8 @@ class NodePort:
         self._peer = 0  # the connection of the sidecar, 0 for none
         self._complained = 0  # the connection whose first malformed message was logged
         self._found: list[object] = []
+        self._finds: dict[int, Found] = {}  # by request: who waits for the answer
+        self._requests = count(1)
         self._parts = bytearray()  # of a policy that is not complete
 
     def new_token(self) -> str:
@@ -109,6 +123,13 @@ class NodePort:
             return self._greet(peer, message)
         if peer != self._peer:
             raise ProtocolError("a message before the hello")
+        if type(message) is FoundTasks:
+            try:
+                _ = message.tasks
+            except msgspec.DecodeError as error:
+                raise ProtocolError(f"tasks that cannot be read: {error}") from None
+            self._answer(message)
+            return None
         if type(message) is SharedPolicy:
             return self._collect(peer, message)
         return event_of(message)
@@ -150,6 +171,8 @@ class NodePort:
         if peer == self._peer:
             self._peer = 0
             self._found.append(events.ClusterDisconnected())
+            for request in list(self._finds):
+                self._answer(FoundTasks(request, reason=NO_SIDECAR))
 
     def _complain(self, peer: int, what: str) -> None:
         if not peer:
@@ -160,13 +183,32 @@ class NodePort:
             self._complained = peer
             log.note("cluster.malformed", "warning", reason=what, peer=peer)
 
+    # -- for people ---------------------------------------------------------------------------
+
+    def find(self, wanted: FindTasks, found: Found) -> None:
+        """Look for tasks of the cluster; `found` is called once, maybe at once."""
+        if not self._peer or len(self._finds) >= FINDS_MAX:
+            found(FoundTasks(0, reason=TOO_MANY if self._peer else NO_SIDECAR))
+            return
+        request = next(self._requests)
+        self._finds[request] = found
+        self._send(msgspec.structs.replace(wanted, request=request))
+
+    def _answer(self, message: FoundTasks) -> None:
+        found = self._finds.pop(message.request, None)
+        if found is not None:
+            found(message)
+
     # -- to the sidecar -----------------------------------------------------------------------
 
     def perform(self, action: ClusterAction) -> None:
         for message in messages_of(action):
-            peer = self._peer
-            if peer and not self._router.send(peer, encode(message)):
-                self._router.put_out(peer, "the cluster sidecar does not read")
+            self._send(message)
+
+    def _send(self, message: NodeMessage) -> None:
+        peer = self._peer
+        if peer and not self._router.send(peer, encode(message)):
+            self._router.put_out(peer, "the cluster sidecar does not read")
 
 
 def messages_of(action: ClusterAction) -> list[NodeMessage]:
@@ -217,6 +259,8 @@ def event_of(message: SidecarMessage) -> object:
             event = events.StatesTold(states)
         case LocksTold(tenure, locks):
             event = events.LocksTold(tenure, locks)
-        case SidecarHello() | SharedPolicy():
-            raise ProtocolError("a second hello")
+        case Notice() | Figures() | Seen():
+            event = events.ClusterTold(message)
+        case SidecarHello() | SharedPolicy() | FoundTasks():
+            raise ProtocolError("a second hello, or no event")
     return event

@@ -28,6 +28,7 @@ from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.workers.sidecar import Sidecar
 from musterd.supervisor.core.workers.sizing import HELD_BACK, expected
 from musterd.supervisor.store.interface import StoredTask
+from musterd.supervisor.views.cluster import cluster_status
 
 _SHOWN = {
     TaskState.NEW: QUEUED,
@@ -69,6 +70,7 @@ def fleet_status(
         problem=problem,
         web=web_status(fleet.sidecars[WEB], now_ns),
         events=web_status(fleet.sidecars[EVENTS], now_ns),
+        cluster=cluster_status(fleet, now_ns),
     )
 
 

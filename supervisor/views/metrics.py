@@ -26,6 +26,7 @@ from musterd.supervisor.core.workers.sizing import expected
 from musterd.supervisor.log import log
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.store.interface import Store
+from musterd.supervisor.views.cluster import cluster_figures
 from musterd.supervisor.views.fleet import counted, fleet_state
 
 SLOW_TURN_NS = 50_000_000
@@ -85,6 +86,7 @@ class Figures:
             store_bytes=self._store.size_bytes,
             turn_times=_times(self._turns),
             slow_turns=self._slow_turns,
+            cluster=cluster_figures(fleet, shell.now_ns()),
         )
 
 

@@ -2,6 +2,7 @@
 
 GET  /api/live            snapshots of the fleet, as server-sent events
 GET  /api/tasks           tasks by state, pool and words: ?state=failed&pool=parser&q=shop
+                          with node=NAME those of the cluster's node, with node=* those of all nodes
 GET  /api/task?id=ID      one task: attempts and history; with the token, arguments and tracebacks
 POST /api/actions         see actions.py; needs the token
 POST /api/token           204 if the token is correct
@@ -40,6 +41,7 @@ LISTED_MAX = 200  # rows of an answer
 SEARCHED_MAX = rpc.LIST_MAX  # newest tasks that a search covers
 LIST_FRESH_SECONDS = 2.0  # searches share one list for this long
 QUERY_CHARS_MAX = 200
+ALL_NODES = "*"  # of a cluster
 ARGUMENTS_CHARS_MAX = 4000
 
 _STATES = frozenset(
@@ -113,9 +115,10 @@ class Api:
         words = query.get("q", "").lower().split()
         if state not in _STATES:
             raise Refused(400, f"unknown state: give one of {', '.join(sorted(_STATES - {''}))}")
-        if len(pool) > QUERY_CHARS_MAX or len(query.get("q", "")) > QUERY_CHARS_MAX:
+        node = query.get("node", "")
+        if max(len(pool), len(node), len(query.get("q", ""))) > QUERY_CHARS_MAX:
             raise Refused(400, f"more than {QUERY_CHARS_MAX} characters")
-        rows, more = await self._rows(state, pool)
+        rows, more = await self._rows(state, pool, node)
         found = [row for row in rows if _matches(row, words)]
         shown = found[:LISTED_MAX]
         return answer(
@@ -123,11 +126,14 @@ class Api:
             {"rows": shown, "found": len(found), "searched": len(rows), "more": more},
         )
 
-    async def _rows(self, state: str, pool: str) -> tuple[list[dict[str, Any]], bool]:
-        if state == "running":
+    async def _rows(self, state: str, pool: str, node: str) -> tuple[list[dict[str, Any]], bool]:
+        if not node and state == "running":
             running = await self._live.running()
             return [r for r in running if not pool or r["name"].startswith(f"{pool}.")], False
-        asked = rpc.ListTasks(state=state, pool=pool, limit=SEARCHED_MAX)  # type: ignore[arg-type]
+        asked: rpc.Params = rpc.ListTasks(state=state, pool=pool, limit=SEARCHED_MAX)  # type: ignore[arg-type]
+        if node:
+            named = "" if node == ALL_NODES else node
+            asked = rpc.ListClusterTasks(state, pool, named, SEARCHED_MAX)  # type: ignore[arg-type]
         told = await self._feed.ask(asked, LIST_FRESH_SECONDS)
         listed = msgspec.json.decode(told, type=TaskList)
         return [snapshot.task_row(task) for task in listed.tasks], listed.more
@@ -135,13 +141,16 @@ class Api:
     async def task(self, request: Request) -> Response:
         id_ = request.query_params.get("id", "")
         try:
-            asked = msgspec.convert({"id": id_, "value": False}, rpc.GetTask)
+            asked: rpc.Params = msgspec.convert({"id": id_, "value": False}, rpc.GetTask)
+            if request.query_params.get("node"):
+                asked = msgspec.convert({"id": id_}, rpc.GetClusterTask)
         except msgspec.ValidationError as error:
             raise Refused(400, f"invalid task id: {error}") from error
         entitled = self._is_entitled(request)
         found = msgspec.json.decode(await self._feed.act(asked), type=TaskStatus)
         shown = snapshot.task_row(found)
         shown |= {"crashes": found.crashes, "worker": found.worker, "policy": found.policy}
+        shown["node"] = found.node
         shown |= {"progress": found.progress, "progress_text": found.progress_text}
         shown["attempts"] = [
             {

@@ -161,6 +161,7 @@ class Live:
         sections["daemon"] = self._daemon(fleet, at)
         sections["pools"] = snapshot.pool_rows(fleet)
         sections["workers"] = snapshot.worker_rows(fleet, at, self._instants)
+        sections["cluster"] = snapshot.cluster_section(fleet.cluster, at, self._instants)
         self._instants.turn()
         sections["health"] = verdict(fleet, self._memory, self._breakers)
         return sections, self._history.add(at, fleet, self._memory)

@@ -15,6 +15,16 @@ from prometheus_client.core import (
     Metric,
 )
 
+from musterd.supervisor.api.cluster import (
+    AWAY,
+    DOWN,
+    FENCED,
+    JOINING,
+    MEMBER,
+    ClusterFigures,
+    ClusterStatus,
+)
+from musterd.supervisor.api.cluster import DRAINING as CLUSTER_DRAINING
 from musterd.supervisor.api.metrics import FleetFigures, PoolFigures, Times, WorkerFigures
 from musterd.supervisor.api.status import (
     BACKOFF,
@@ -159,6 +169,44 @@ _OF_SCHEDULES: Table = (
 )  # fmt: skip
 
 
+_OF_CLUSTER: Table = (
+    (total, "musterd_cluster_claims", "claims", "Calls that claimed tasks of the cluster"),
+    (total, "musterd_cluster_claimed_attempts", "attempts", "Attempts that this node was granted"),
+    (total, "musterd_cluster_ends", "ends", "Ends of attempts that the database has heard of"),
+    (total, "musterd_cluster_fenced_results", "fenced",
+     "Results of this node that did not count: its lease was over"),
+    (total, "musterd_cluster_reaped_nodes", "reaped", "Silent nodes that this node has given up"),
+    (total, "musterd_cluster_failed_calls", "failed_calls", "Calls of the database that failed"),
+    (total, "musterd_cluster_tasks_submitted", "submitted",
+     "Tasks accepted from clients of this node"),
+    (total, "musterd_cluster_tasks_refused", "refused", "Tasks refused to clients of this node"),
+    (total, "musterd_cluster_results_told", "told", "Results told to clients of this node"),
+)  # fmt: skip
+
+_OF_MEMBERSHIP: Table = (
+    (number, "musterd_cluster_lease_seconds", "lease_seconds",
+     "Time left of this node's lease; 0: it is no member"),
+    (number, "musterd_cluster_away_seconds", "away_seconds",
+     "How long the database has not answered; 0: it answers"),
+    (number, "musterd_cluster_draining", "draining", "1 while the cluster drains this node"),
+    (number, "musterd_cluster_policy_version", "policy", "Version of the applied policy"),
+    (number, "musterd_cluster_attempts", "attempts", "Attempts of the cluster that are here"),
+    (number, "musterd_cluster_unconfirmed_ends", "unconfirmed",
+     "Attempts that have ended here and the database does not know it yet"),
+)  # fmt: skip
+
+# The same at each node; some seconds old.
+_OF_DATABASE: Table = (
+    (number, "musterd_cluster_seen_age_seconds", "seen_seconds",
+     "Age of the figures of the whole cluster"),
+    (number, "musterd_cluster_oldest_snapshot_seconds", "oldest_snapshot_seconds",
+     "Age of the oldest snapshot in the database, behind which no dead row is removed"),
+    (number, "musterd_cluster_dead_tuples", "dead_tuples", "Dead rows of the table of live tasks"),
+    (number, "musterd_cluster_live_bytes", "live_bytes",
+     "Size of the table of live tasks, with its indexes"),
+)  # fmt: skip
+
+
 def fleet_metrics(figures: FleetFigures) -> Iterator[Metric]:
     yield gauge(
         "musterd_build_info",
@@ -178,6 +226,8 @@ def fleet_metrics(figures: FleetFigures) -> Iterator[Metric]:
     yield from _breakers(figures)
     yield from _of_each(_OF_SCHEDULES, "schedule", figures.schedules)
     yield from _daemon(figures)
+    if figures.cluster is not None:
+        yield from _cluster(figures.cluster)
     yield from custom_metrics(figures.pools)
 
 
@@ -273,6 +323,44 @@ def _daemon(figures: FleetFigures) -> Iterator[Metric]:
         TURN_BITS,
     )
     yield total("musterd_loop_slow_turns", "Turns that took over 50 ms", figures.slow_turns)
+
+
+def _cluster(figures: ClusterFigures) -> Iterator[Metric]:
+    status = figures.status
+    states = (MEMBER, CLUSTER_DRAINING, JOINING, AWAY, FENCED, DOWN)
+    yield chosen(
+        "musterd_cluster_state", "State of this node in the cluster", "state", states, status.state
+    )
+    yield from _of_one(_OF_MEMBERSHIP, status)
+    yield from _of_one(_OF_CLUSTER, figures)
+    yield durations(
+        "musterd_cluster_claim_seconds",
+        "Duration of the calls that claim tasks",
+        (),
+        [((), Times(figures.claim_buckets, figures.claim_ns))],
+        COMMIT_BITS,
+    )
+    if status.seen_seconds < 0:
+        return
+    yield from _of_one(_OF_DATABASE, status)
+    known = [node.state for node in status.nodes]
+    yield gauge(
+        "musterd_cluster_nodes",
+        "Nodes of the cluster, by state",
+        ("state",),
+        [((state,), known.count(state)) for state in ("alive", "draining", "silent", "gone")],
+    )
+    yield gauge(
+        "musterd_cluster_queue_tasks",
+        "Live tasks of all nodes, by pool, priority and state",
+        ("pool", "priority", "state"),
+        [((each.pool, each.priority, each.state), each.tasks) for each in status.queue],
+    )
+
+
+def _of_one(table: Table, found: ClusterFigures | ClusterStatus) -> Iterator[Metric]:
+    for make, name, field, text in table:
+        yield make(name, text, float(getattr(found, field)))
 
 
 # -- of handlers ------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from musterd.ipc.wire.messages import PRIORITY_NAMES
+from musterd.supervisor.api.cluster import ClusterStatus
 from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.status import (
     BreakerStatus,
@@ -132,6 +133,51 @@ def breaker_rows(
     ]
 
 
+def cluster_section(
+    cluster: ClusterStatus | None, at: float, instants: Instants
+) -> dict[str, Any] | None:
+    """Return the cluster as this node sees it; None where there is none."""
+    if cluster is None:
+        return None
+
+    def instant(kind: str, seconds: float) -> float:
+        return instants.of(kind, cluster.node, at + seconds)
+
+    queue: dict[str, dict[str, int]] = {}
+    for each in cluster.queue:
+        row = queue.setdefault(each.pool, {})
+        column = each.priority if each.state == "queued" else each.state
+        row[column] = row.get(column, 0) + each.tasks
+    return {
+        "node": cluster.node,
+        "state": cluster.state,
+        "lease_until": instant("lease", cluster.lease_seconds) if cluster.lease_seconds else 0.0,
+        "away_at": instant("away", -cluster.away_seconds) if cluster.away_seconds else 0.0,
+        "seen_at": instant("seen", -cluster.seen_seconds) if cluster.seen_seconds >= 0 else 0.0,
+        "policy": cluster.policy,
+        "attempts": cluster.attempts,
+        "unconfirmed": cluster.unconfirmed,
+        "oldest_snapshot": round(cluster.oldest_snapshot_seconds),
+        "dead_rows": cluster.dead_tuples,
+        "bytes": cluster.live_bytes,
+        "stalled": cluster.stalled,
+        "nodes": [
+            {
+                "name": each.name,
+                "state": each.state,
+                "claims": each.claims,
+                "heard_at": instants.of(
+                    "heard", each.name, at - cluster.seen_seconds - each.beat_seconds
+                ),
+                "software": each.software,
+                "pools": each.pools,
+            }
+            for each in cluster.nodes
+        ],
+        "queue": queue,
+    }
+
+
 def schedule_rows(schedules: list[ScheduleStatus]) -> list[dict[str, Any]]:
     return [msgspec.structs.asdict(each) for each in schedules]
 
@@ -180,6 +226,8 @@ def task_row(task: TaskStatus) -> dict[str, Any]:
         ]
     if task.waits_for:
         row["waits_for"] = task.waits_for
+    if task.node:
+        row["node"] = task.node
     return {name: value for name, value in row.items() if value not in ("", 0, 0.0)}
 
 

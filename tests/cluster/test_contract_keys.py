@@ -1,6 +1,8 @@
 """The contract of engines: keys, remembered results, what people see."""
 
-from rig import SICK, Rig, end
+import psycopg
+from postgres import Cluster
+from rig import SICK, Rig, end, pool
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import (
@@ -21,7 +23,8 @@ from musterd.supervisor.cluster.engine import (
     Count,
     TaskFilter,
 )
-from musterd.supervisor.core.model.policy import CachePolicy
+from musterd.supervisor.cluster.migrate import locks
+from musterd.supervisor.core.model.policy import CachePolicy, TargetPolicy
 
 # -- keys ---------------------------------------------------------------------------------------
 
@@ -227,7 +230,57 @@ def test_tasks_are_counted_by_pool_level_and_state(rig: Rig) -> None:
         Count("p", NORMAL, "queued", 3),
         Count("p", NORMAL, "waiting", 1),
     ]
-    assert rig.engine.statistics().counts == tuple(rig.engine.counts())
+    seen = rig.engine.statistics()
+    assert seen is not None
+    assert seen.counts == tuple(rig.engine.counts())
+
+
+def test_a_look_at_the_cluster_tells_nodes_and_what_would_begin(rig: Rig) -> None:
+    rig.apply(ClusterPolicy(targets={"one": TargetPolicy(max_concurrent=1)}))
+    a = rig.join("a", lease=5)
+    rig.join("b", pool(), pool("q"), lease=60)
+    rig.submit(*rig.tasks(3, target="one"))
+    assert len(rig.claim(a, 5)) == 1  # the site is full, and somebody has found out
+    rig.submit(*rig.tasks(3), rig.task(delay_ns=SECOND_NS * 60))
+    rig.pass_time(6)
+    seen = rig.engine.statistics()
+    assert seen is not None
+    assert seen.age_ns == 0
+    [backlog] = seen.backlogs
+    assert (backlog.pool, backlog.level, backlog.ready) == ("p", NORMAL, 3)
+    assert 6 <= backlog.waited_ns / SECOND_NS < 600
+    nodes = [(each.name, each.alive, each.claims, each.pools) for each in seen.nodes]
+    assert nodes == [("a", False, 1, ("p",)), ("b", True, 0, ("p", "q"))]
+    rig.engine.drain("b", draining=True)
+    assert rig.engine.reap()
+    seen = rig.engine.statistics()
+    assert seen is not None
+    assert [(each.tenure != 0, each.draining) for each in seen.nodes] == [
+        (False, False),
+        (True, True),
+    ]
+
+
+def test_one_look_does_for_all_nodes_for_a_while(cluster: Cluster) -> None:
+    rig = cluster.rig()
+    rig.join()
+    assert rig.engine.statistics(60 * SECOND_NS) is not None
+    rig.submit(rig.task())
+    kept = cluster.engine().statistics(60 * SECOND_NS)
+    assert kept is not None
+    assert not kept.counts
+    rig.pass_time(61)
+    with psycopg.connect(cluster.url) as other:  # it is looking
+        lock = locks(cluster.schema) + 4
+        other.execute("SELECT pg_advisory_xact_lock(%s, 0)", (lock,))
+        kept = rig.engine.statistics(60 * SECOND_NS)
+        assert kept is not None
+        assert not kept.counts
+        assert kept.age_ns >= 61 * SECOND_NS
+    fresh = rig.engine.statistics(60 * SECOND_NS)
+    assert fresh is not None
+    assert fresh.counts
+    assert fresh.age_ns == 0
 
 
 def test_tasks_are_found_by_what_they_are(rig: Rig) -> None:

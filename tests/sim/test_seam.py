@@ -235,7 +235,8 @@ def test_the_shell_carries_out_every_action() -> None:
 
 def test_the_simulation_carries_out_every_action() -> None:
     kinds = [*World.carried_out, *SidecarWorld.carried_out, *ClusterWorld.carried_out]
-    assert len(kinds) == len(set(kinds))
+    # A sidecar may end the daemon, too.
+    assert [each for each in set(kinds) if kinds.count(each) > 1] == [actions.Exit]
     assert {each.__name__ for each in kinds} == ACTIONS
 
 

@@ -36,6 +36,21 @@ tests:
         values: '0+60x30'
       - series: 'musterd_tasks_finished_total{{instance="a", pool="r", state="succeeded"}}'
         values: '0+20x30'
+      - {{series: 'musterd_cluster_state{{instance="b", state="lease over"}}', values: '1x30'}}
+      - {{series: 'musterd_cluster_state{{instance="b", state="member"}}', values: '0x30'}}
+      - {{series: 'musterd_cluster_state{{instance="c", state="member"}}', values: '1x30'}}
+      - {{series: 'musterd_cluster_reaped_nodes_total{{instance="c"}}', values: '0x20 1x10'}}
+      - {{series: 'musterd_cluster_reaped_nodes_total{{instance="b"}}', values: '0x30'}}
+      - series: 'musterd_cluster_oldest_snapshot_seconds{{instance="b", job="m"}}'
+        values: '0x9 360x21'
+      - series: 'musterd_cluster_oldest_snapshot_seconds{{instance="c", job="m"}}'
+        values: '360x30'
+      - series: 'musterd_cluster_dead_tuples{{instance="b", job="m"}}'
+        values: '200000x30'
+      - series: 'musterd_cluster_oldest_snapshot_seconds{{instance="d", job="n"}}'
+        values: '360x30'
+      - series: 'musterd_cluster_dead_tuples{{instance="d", job="n"}}'
+        values: '20x30'
     promql_expr_test:
       - expr: musterd:success:ratio_rate5m
         eval_time: 10m
@@ -51,6 +66,9 @@ EXPECTED = {
     "MusterdQueueFull": ["instance: a, pool: r"],
     "MusterdTasksFailing": ["instance: a, pool: r"],
     "MusterdBreakerOpen": ["instance: a, state: open, target: s"],
+    "MusterdClusterUnreachable": ["instance: b, state: lease over"],
+    "MusterdClusterNodeLost": ["instance: c"],
+    "MusterdClusterVacuumStalled": ["job: m"],
     "MusterdStoreFailing": [],
     "MusterdMemoryCritical": [],
 }

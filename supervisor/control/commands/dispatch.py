@@ -14,6 +14,7 @@ from musterd.supervisor.api.status import ClockStatus, CommandResult, VersionRes
 from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
 from musterd.supervisor.control.commands.alerts import OWN_ONLY, AlertCommands, Publish
 from musterd.supervisor.control.commands.breakers import BreakerCommands
+from musterd.supervisor.control.commands.cluster import ClusterCommands
 from musterd.supervisor.control.commands.dead import DeadCommands
 from musterd.supervisor.control.commands.reload import ReloadCommands
 from musterd.supervisor.control.commands.schedules import ScheduleCommands
@@ -54,6 +55,7 @@ class Commands:
             **ReloadCommands(shell, self.answers, reloading).methods(),
             **ScheduleCommands(shell, self.answers).methods(),
             **BreakerCommands(shell).methods(),
+            **ClusterCommands(shell).methods(),
             **self._alerts.methods(),
         }
 

@@ -457,6 +457,7 @@ class Report(Action, frozen=True):
     digest: str = ""  # of a result
     cause: str = ""  # why a worker was lost: one of core.model.slot.Cause
     output: str = ""  # what the worker printed last: filled in by the shell
+    node: str = ""  # of the cluster
     elsewhere: bool = False  # another node of the cluster alerts people of it
 
     @property

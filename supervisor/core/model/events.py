@@ -9,7 +9,7 @@ from typing import Self
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
-from musterd.ipc.wire.node_messages import Attempt, Held, LockReply, StateReply
+from musterd.ipc.wire.node_messages import Attempt, ClusterNews, Held, LockReply, StateReply
 from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.shared import ClusterPolicy
 
@@ -476,8 +476,6 @@ class EndsConfirmed(Struct, frozen=True, gc=False):
 
 
 class AttemptsCancelled(Struct, frozen=True):
-    """Somebody has cancelled the tasks of these attempts."""
-
     held: list[Held]
 
 
@@ -487,6 +485,12 @@ class AttemptsLost(Struct, frozen=True):
     held: list[Held]
 
 
+class ClusterTold(Struct, frozen=True):
+    """What the cluster sidecar tells operators, metrics and people."""
+
+    message: ClusterNews
+
+
 class StatesTold(Struct, frozen=True, gc=False):
     """What the engine answers to requests of handlers."""
 
@@ -494,8 +498,6 @@ class StatesTold(Struct, frozen=True, gc=False):
 
 
 class LocksTold(Struct, frozen=True):
-    """What the engine answers to wishes for locks."""
-
     tenure: int
     replies: list[LockReply]
 

@@ -160,5 +160,6 @@ class FleetPolicy(Struct, frozen=True):
     alerts: str = ""  # the build of the process that sends alerts
     events: str = ""  # the build of the process that publishes events
     cluster: str = ""  # the build of the process that speaks to the cluster
+    node: str = ""  # the name of this machine in the cluster
     cleanup: tuple[str, ...] = ()  # functions that run at shutdown
     fence_stops: bool = False  # interrupt attempts of the cluster when the node's lease is over

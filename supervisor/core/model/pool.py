@@ -11,7 +11,7 @@ from musterd.ipc.wire.messages import NOT_GIVEN, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.model.counters import Counters, Histogram, Tally
 from musterd.supervisor.core.model.policy import PoolPolicy
 from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS, DiskTail, GateSource, PoolQueue
-from musterd.supervisor.core.model.scaler import Scaler
+from musterd.supervisor.core.model.scaler import Backlog, Scaler
 from musterd.supervisor.core.model.slot import Slot
 from musterd.supervisor.core.model.task import Route
 
@@ -102,6 +102,7 @@ class Pool:
         self.declarations: dict[str, TaskDeclaration] | None = None  # None: not known yet
         self.routes: dict[str, Route] = {}
         self.scaler = Scaler(policy.scaling) if policy.scaling is not None else None
+        self.backlog: Backlog | None = None  # of a clustered pool, as the cluster told it last
         self.watched = self.scaler is None  # false: the scaler wants to know when tasks wait
         self.build = policy.build  # of its fork server
         self.rollout: Rollout | None = None  # to another build

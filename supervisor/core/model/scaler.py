@@ -35,6 +35,16 @@ UNKNOWN_RUN_NS = 1 * SECOND_NS
 NO_LEVEL = 1 << 8  # less urgent than any priority
 
 
+class Backlog(Struct, frozen=True):
+    """What is ready for a clustered pool at this node: its part of the tasks of all nodes."""
+
+    at_ns: int  # when it was counted
+    ready: int
+    waited_ns: int  # by the task that waits for longest, at any node
+    level: int  # the most urgent of them
+    cost_ns: int  # run time of a task, measured here
+
+
 class Load(Struct, frozen=True):
     """The load of a pool at one moment; counts of workers unless said otherwise."""
 

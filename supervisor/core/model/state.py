@@ -58,6 +58,7 @@ class State:
         seconds: float = 0.0,
         cause: str = "",
         count: int = 0,
+        node: str = "",
     ) -> None:
         """Report an event of a slot, a pool, a task or a target."""
         home = slot.pool if slot is not None else pool
@@ -75,6 +76,7 @@ class State:
                 seconds=seconds,
                 cause=cause,
                 count=count,
+                node=node,
             )
         )
 

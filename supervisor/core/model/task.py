@@ -84,6 +84,7 @@ class Claim(Struct, gc=False):
     backoff: BackoffPolicy
     counts: tuple[str, ...] | None  # exceptions that its site's breaker counts
     keeps: bool  # its result is of use as the last good one
+    falls_back: bool = False  # a failure for good ends with its last good result or a default
     lost: bool = False  # it is not ours any more: its end is told to nobody
 
 

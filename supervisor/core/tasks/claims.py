@@ -59,9 +59,7 @@ from musterd.supervisor.core.model.task import Mark, Route, Task, TaskState
 from musterd.supervisor.core.tasks.cluster_rules import ClusterRules
 from musterd.supervisor.core.tasks.leases import WINDOW_MAX, Leases
 
-WANT_NS = (
-    20 * MILLISECOND_NS
-)  # of tiny tasks for each worker: an answer of the engine takes as long
+WANT_NS = 20 * MILLISECOND_NS  # of tiny tasks for each worker: an answer takes as long
 HOLD_NS = 200 * MILLISECOND_NS  # an attempt waits here for a worker; ten times what is wanted
 COST_SMOOTHING = 8  # a run moves the estimate of the pool's tasks by this part of the difference
 CLAIMED_BYTES_MAX = 32 * 1024 * 1024  # in memory; beyond it a pool wants one attempt per worker
@@ -71,6 +69,7 @@ UNCONFIRMED_MAX = 10_000
 UNCONFIRMED_BYTES_MAX = 64 * 1024 * 1024
 END_BYTES = 512  # of an end in memory besides its value and error
 
+RESULTS = ("succeeded", "failed")  # kinds of ends that a worker has worked for
 NEVER_NS = 2**63
 
 _NOTHING = ShowPools(())
@@ -107,6 +106,7 @@ class Claims:
         self._ends: list[AttemptEnd] = []  # of this event
         self._begun: list[Held] = []
         self._marks: list[AttemptProgress] = []
+        self.fenced = 0  # results that this node has dropped: they do not count any more
         self.awake = False  # whether there is anything to do for the cluster
         self.follow()
 
@@ -119,6 +119,16 @@ class Claims:
     def away(self) -> bool:
         """Whether the engine does not answer, as far as is known."""
         return self._away or not self._tenure
+
+    @property
+    def unconfirmed(self) -> int:
+        """Return how many ends nobody has confirmed."""
+        return len(self._unconfirmed)
+
+    def cost_ns(self, pool: str) -> int:
+        """Return the measured run time of a pool's tasks; UNKNOWN_COST_NS if none has ended."""
+        feed = self._feeds.get(pool)
+        return feed.cost_ns if feed is not None else UNKNOWN_COST_NS
 
     def follow(self) -> None:
         """Take over a changed policy."""
@@ -295,10 +305,7 @@ class Claims:
             self._lose_all()
             self._tenure = event.tenure
             self._was_member = True
-        if event.away != self._away:
-            self._away = event.away
-            what = ("cluster.away", "warning") if event.away else ("cluster.back", "info")
-            self._state.report(*what)
+        self._away = event.away
         self._draining = event.draining
         self.rules.named(event.policy)
         if event.until_ns > self._until_ns:
@@ -311,7 +318,8 @@ class Claims:
         if lost or self._unconfirmed:
             count = len(lost) + len(self._unconfirmed)
             why = f"its lease was over: {count} attempts do not count, and run again elsewhere"
-            self._state.report("cluster.fenced", "warning", reason=why)
+            self._state.report("cluster.fenced", "warning", reason=why, count=count)
+        self.fenced += sum(end.kind in RESULTS for end in self._unconfirmed.values())
         self._unconfirmed.clear()
         self._unconfirmed_bytes = 0
         self._ends = []
@@ -441,6 +449,7 @@ class Claims:
         counters = task.route.pool.counters
         if not may_help or task.attempt > task.max_retries:
             counters.failed += 1
+            self._report_dead(task, failure)
             self._end(task, "failed", failure=failure, run_ns=run_ns)
             return
         backoff = task.backoff
@@ -466,14 +475,28 @@ class Claims:
             patience_ns=left * backoff.max_ns,
         )
 
+    def _report_dead(self, task: Task, failure: Failure) -> None:
+        """Report that no attempt follows; whether there is a fallback, the engine knows."""
+        assert task.claim is not None
+        if not task.claim.lost:
+            falls_back = task.claim.falls_back
+            what = ("task.fallback", "warning") if falls_back else ("task.dead", "error")
+            why = f"{failure.type or failure.kind}: {failure.message}"
+            self._state.report(*what, pool=task.route.pool, task=task, reason=why)
+
     def interrupted(self, task: Task, why: str) -> None:
         self._state.report("task.interrupted", pool=task.route.pool, task=task, reason=why)
         self._end(task, "interrupted")
 
     def crashed(self, task: Task, slot: Slot, how: str) -> None:
         most = task.route.pool.policy.max_crashes
-        why = f"its worker {how}: loss {task.crashes} of {most}, then it is quarantined"
-        self._state.report("task.crashed", "warning", slot=slot, task=task, reason=why)
+        if task.crashes >= most:
+            why = f"it crashed its worker {task.crashes} times"
+            pool = task.route.pool
+            self._state.report("task.quarantined", "error", pool=pool, task=task, reason=why)
+        else:
+            why = f"its worker {how}: loss {task.crashes} of {most}, then it is quarantined"
+            self._state.report("task.crashed", "warning", slot=slot, task=task, reason=why)
         self._end(task, "crashed", failure=Failure(CRASH, message=f"its worker {how}"))
 
     def ended(self, task: Task, state: str, failure: Failure | None, run_ns: int) -> None:
@@ -508,7 +531,9 @@ class Claims:
         del self._state.tasks[key]
         task.state = TaskState.ENDING  # so its timers do nothing
         task.route.pool.leave(spec)
-        if not claim.lost:
+        if claim.lost:
+            self.fenced += kind in RESULTS
+        else:
             keeps = claim.keeps and kind == "succeeded"
             end = AttemptEnd(spec.id, claim.number, kind, value, failure)
             end = structs.replace(

@@ -128,6 +128,7 @@ class ClusterRules:
             target.backoff or of_class.backoff or rules.retry.backoff,
             counts if given.target else None,
             given.fallback is not None or fallback_on == "failure" or on_open == "fallback",
+            fallback_on == "failure",
         )
         return spec, claim
 

@@ -22,7 +22,7 @@ from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.scaler import Load, Scaler, Wish
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.workers import sizing
-from musterd.supervisor.core.workers.demand import load_of
+from musterd.supervisor.core.workers.demand import load_of, shared_backlog
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 
 LOOK_NS = 1 * SECOND_NS
@@ -56,7 +56,7 @@ class Autoscale:
             return
         scaler.wake(self._state.now_ns)
         self._watched[pool] = scaler
-        if not pool.size and pool.queue.size:
+        if not pool.size and self._has_work(pool):
             self._resize(pool, scaler, 1, "a task waits and there is no worker")
         self._look_later()
 
@@ -90,7 +90,20 @@ class Autoscale:
 
     def _at_rest(self, pool: Pool, scaler: Scaler) -> bool:
         """Return whether there is nothing to do until tasks wait again."""
-        return not pool.queue.size and pool.size <= scaler.policy.min
+        return not self._has_work(pool) and pool.size <= scaler.policy.min
+
+    def _has_work(self, pool: Pool) -> bool:
+        busy = max(pool.busy, pool.busy_most)
+        return bool(
+            pool.queue.size
+            or (pool.backlog and shared_backlog(pool, self._state.now_ns, busy) is not None)
+        )
+
+    def cluster_told(self, _event: events.ClusterTold) -> None:
+        """Scale the clustered pools for which there is more to do than is here."""
+        for pool in self._state.pools.values():
+            if not pool.watched and pool.backlog is not None and not pool.halt:
+                self.notice(pool)
 
     def _grow(self, pool: Pool, scaler: Scaler, wish: Wish) -> None:
         memory = self._state.memory

@@ -3,6 +3,10 @@
 Only tasks count that would begin if there were a worker: a task that waits for a breaker, a rate or
 a bulkhead is no reason for more workers. The look is bounded, and changes nothing but
 `busy_most`, which begins anew.
+
+The queue of a clustered pool is the cluster's. Here are some attempts that workers will begin next;
+`Pool.backlog` has the node's part of the others. Those count only while all workers are busy:
+workers that have room get what there is for them, so the rest cannot begin here.
 """
 
 from itertools import islice
@@ -12,9 +16,10 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model.gates import Gate, Places, Site
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS
-from musterd.supervisor.core.model.scaler import NO_LEVEL, UNKNOWN_RUN_NS, Load
+from musterd.supervisor.core.model.scaler import NO_LEVEL, UNKNOWN_RUN_NS, Backlog, Load
 from musterd.supervisor.core.model.slot import SlotState
 
+BACKLOG_NS = 60 * SECOND_NS  # a cluster that was not seen for longer may have another backlog
 LANES_MAX = 1000  # looked at per level: this many lanes justify any growth
 
 UNLIMITED = 1 << 40
@@ -48,6 +53,13 @@ def load_of(pool: Pool, now_ns: int) -> Load:
                     run_ns = head.route.cost_ns
             work_ns += count * run_ns
             level_found = min(level_found, level.number)
+    shared = shared_backlog(pool, now_ns, busy_most)
+    if shared is not None:
+        ready += shared.ready
+        waited_ns = max(waited_ns, shared.waited_ns)
+        known = shared.cost_ns != UNKNOWN_COST_NS
+        work_ns += shared.ready * (shared.cost_ns if known else UNKNOWN_RUN_NS)
+        level_found = min(level_found, shared.level)
     return Load(
         size=pool.size,
         running=len(running),
@@ -58,12 +70,21 @@ def load_of(pool: Pool, now_ns: int) -> Load:
         held=sum(slot.held for slot in pool.slots),
         idle=sum(not slot.leases for slot in running),
         busy_most=busy_most,
-        queued=pool.queue.size,
+        queued=pool.queue.size + (shared.ready if shared is not None else 0),
         ready=ready,
         waited_ns=waited_ns,
         work_ns=work_ns // pool.width,
         level=level_found,
     )
+
+
+def shared_backlog(pool: Pool, now_ns: int, busy: int) -> Backlog | None:
+    """Return what the cluster has for this pool beside its queue here, `busy` workers at once."""
+    shared = pool.backlog
+    if shared is None or not shared.ready or now_ns - shared.at_ns >= BACKLOG_NS:
+        return None
+    running = sum(slot.state == SlotState.RUNNING for slot in pool.slots)
+    return shared if busy >= running else None
 
 
 def _halted(pool: Pool) -> int:

@@ -108,6 +108,67 @@ function draw() {
   for (const plot of plots) plot.draw(live.state.points, live.state.fields, live.now());
 }
 
+// -- the cluster ---------------------------------------------------------------------------------
+
+const NODE = { alive: "t-ok", draining: "t-warning", silent: "t-bad", gone: "" };
+const HERE = { member: "t-ok", draining: "t-warning", joining: "t-warning", away: "t-warning", "lease over": "t-bad", down: "t-bad" };
+const QUEUED = [...PRIORITIES, "waiting", "running"];
+
+function cluster() {
+  const told = live.state.cluster;
+  $("cluster").hidden = !told;
+  $("task-node").hidden = !told;
+  if (!told) return;
+  $("nodes-empty").hidden = told.nodes.length > 0;
+  say($("nodes-empty"), told.seen_at ? "No nodes." : "Not seen yet: this node asks every ten seconds.");
+  reconcile($("nodes").tBodies[0], told.nodes.map((row) => [row.name, row]), () => el("tr", {}, ...["name", "", "n", "n", "", "wide dim"].map((each) => el("td", { class: each }))), (node, row) => {
+    const cells = node.cells;
+    say(cells[0], row.name === told.node ? `${row.name} (this one)` : row.name);
+    if (cells[1].textContent !== row.state) cells[1].replaceChildren(el("span", { class: `tag ${NODE[row.state] ?? ""}` }, row.state));
+    say(cells[2], count(row.claims));
+    node.heard = row.heard_at;
+    say(cells[4], row.pools.join(", "));
+    cells[4].title = cells[4].textContent;
+    say(cells[5], row.software);
+  });
+  const queue = Object.entries(told.queue).sort();
+  $("queue-empty").hidden = queue.length > 0;
+  say($("queue-empty"), told.seen_at ? "Nothing is queued or running." : "Not seen yet.");
+  reconcile($("cluster-queue").tBodies[0], queue, () => el("tr", {}, ...["name", ...QUEUED.map(() => "n")].map((each) => el("td", { class: each }))), (node, row, name) => {
+    say(node.cells[0], name);
+    QUEUED.forEach((column, index) => {
+      const number = row[column] ?? 0;
+      say(node.cells[index + 1], count(number));
+      node.cells[index + 1].classList.toggle("zero", !number);
+    });
+  });
+  const select = $("task-node");
+  const names = told.nodes.filter((each) => each.state !== "gone").map((each) => each.name);
+  if ([...select.options].slice(2).map((each) => each.value).join() !== names.join()) {
+    const kept = select.value;
+    select.replaceChildren(select.options[0], select.options[1], ...names.map((name) => el("option", { value: name }, `node ${name}`)));
+    select.value = ["*", "", ...names].includes(kept) ? kept : "*";
+  }
+  leases();
+}
+
+function leases() {
+  const told = live.state?.cluster;
+  if (!told) return;
+  const now = live.now();
+  const parts = [el("span", { class: `tag ${HERE[told.state] ?? ""}` }, told.state)];
+  let text = ` ${told.node}`;
+  if (told.away_at) text += `, the database has not answered for ${duration(now - told.away_at)}`;
+  if (told.lease_until) text += `, lease ${duration(Math.max(0, told.lease_until - now))}`;
+  text += `, ${count(told.attempts)} tasks here`;
+  if (told.unconfirmed) text += `, ${count(told.unconfirmed)} results kept`;
+  if (told.stalled) text += ", vacuum stalled";
+  if ($("cluster-here").textContent !== told.state + text) $("cluster-here").replaceChildren(...parts, text);
+  say($("cluster-age"), told.seen_at ? `seen ${duration(now - told.seen_at)} ago` : "");
+  $("cluster-age").title = `policy ${told.policy}, oldest snapshot ${duration(told.oldest_snapshot)}, ${count(told.dead_rows)} dead rows, ${bytes(told.bytes)}`;
+  for (const node of $("nodes").tBodies[0].rows) say(node.cells[3], duration(now - node.heard));
+}
+
 // -- pools ---------------------------------------------------------------------------------------
 
 function pools() {
@@ -277,6 +338,7 @@ function events() {
 
 function countdowns() {
   const now = live.now();
+  leases();
   for (const node of $("breakers").tBodies[0].rows) say(node.cells[2], node.until ? duration(node.until - now) : "–");
   for (const node of $("schedules").tBodies[0].rows) {
     say(node.cells[2], node.next ? duration(node.next - now) : node.idle);
@@ -287,7 +349,7 @@ function countdowns() {
 
 // -- news ----------------------------------------------------------------------------------------
 
-const PARTS = { pools: [pools, figures], workers: [workers], memory: [memory], breakers: [breakers], schedules: [schedules], events: [events] };
+const PARTS = { pools: [pools, figures], workers: [workers], memory: [memory], breakers: [breakers], schedules: [schedules], events: [events], cluster: [cluster, () => tasks.switched()] };
 
 live.addEventListener("news", ({ detail: news }) => {
   if (!live.state.daemon) { health(); return; } // the daemon has not answered yet

@@ -22,7 +22,7 @@ export class Tasks {
     this.body = $("tasks").tBodies[0];
     this.found = null; // the fetched list; null: show that of the snapshot
     rove(this.body, (id) => this.open(id));
-    for (const id of ["task-state", "task-pool"]) $(id).addEventListener("change", () => this.search(0));
+    for (const id of ["task-state", "task-pool", "task-node"]) $(id).addEventListener("change", () => this.search(0));
     $("task-words").addEventListener("input", () => this.search(TYPING_MS));
     $("retry-shown").addEventListener("click", () => actions.retry(this.rows.slice(0, 100).map((row) => row.id)));
     document.addEventListener("keydown", (event) => {
@@ -30,13 +30,25 @@ export class Tasks {
     });
   }
 
+  // On a node of a cluster: "*" for all nodes, a node's name, or "" for this machine's own store.
+  #node() {
+    return this.live.state?.cluster ? $("task-node").value : "";
+  }
+
   #query() {
-    return { state: $("task-state").value, pool: $("task-pool").value, q: $("task-words").value.trim() };
+    return { state: $("task-state").value, pool: $("task-pool").value, node: this.#node(), q: $("task-words").value.trim() };
+  }
+
+  // The machine has turned out to be a node of a cluster, or is none any more.
+  switched() {
+    if (this.clustered === Boolean(this.live.state.cluster)) return;
+    this.clustered = Boolean(this.live.state.cluster);
+    this.search(0);
   }
 
   #told() {
-    const { state, pool, q } = this.#query();
-    if (pool || q) return null;
+    const { state, pool, node, q } = this.#query();
+    if (pool || q || node) return null;
     return { finished: this.live.state?.tasks, failed: this.live.state?.dead }[state];
   }
 
@@ -69,7 +81,7 @@ export class Tasks {
 
   render() {
     const list = this.#told() ?? this.found;
-    const { state, q } = this.#query();
+    const { state, node, q } = this.#query();
     this.rows = list?.rows ?? [];
     reconcile(this.body, this.rows.map((row) => [row.id, row]), () => this.#row(), (node, row) => this.#update(node, row));
     const empty = $("tasks-empty");
@@ -77,11 +89,12 @@ export class Tasks {
     if (this.problem) say(empty, this.problem);
     else if (!list) say(empty, this.live.state ? "Searching" : "Loading");
     else if (list.refused) say(empty, `Not shown: ${list.refused}.`);
+    else if (!q && node && node !== "*" && state !== "running") say(empty, "Only running tasks have a node: choose “running”.");
     else say(empty, q ? `Nothing matches “${q}” among the newest ${count(list.searched ?? 0)} tasks.` : EMPTY[state] ?? "No tasks.");
     const found = list?.found ?? this.rows.length;
     const more = list?.more ? "+" : "";
     say($("task-count"), !list ? "" : found > this.rows.length || list.more ? `newest ${this.rows.length} of ${count(found)}${more}` : `${this.rows.length} shown`);
-    $("retry-shown").hidden = !(actions.possible() && state === "failed" && this.rows.length);
+    $("retry-shown").hidden = !(actions.possible() && state === "failed" && this.rows.length && !node);
   }
 
   #row() {
@@ -99,7 +112,7 @@ export class Tasks {
     const now = this.live.now();
     say(run, row.began_at ? duration(now - row.began_at) : took(row.run_seconds));
     say(when, this.#when(row, now));
-    say(error, row.error ?? row.waits_for ?? (row.worker ? `on ${row.worker}` : ""));
+    say(error, row.error ?? row.waits_for ?? (row.worker || row.node ? `on ${row.worker ?? row.node}` : ""));
     mark(error, row.error ? "c-error bad" : "c-error dim");
     if (error.title !== error.textContent) error.title = error.textContent;
   }
@@ -129,7 +142,7 @@ export class Tasks {
     $("detail-body").focus();
     let task, problem = "";
     try {
-      const answer = await fetch(`/api/task?${new URLSearchParams({ id })}`, { headers: actions.credentials(), cache: "no-store" });
+      const answer = await fetch(`/api/task?${new URLSearchParams({ id, node: this.#node() })}`, { headers: actions.credentials(), cache: "no-store" });
       task = await answer.json();
       if (!answer.ok) problem = task.error;
     } catch {
@@ -144,7 +157,7 @@ export class Tasks {
   #detail(task) {
     const facts = [
       ["State", tag(task.state)], ["ID", el("code", {}, task.id)], ["Priority", task.priority], ["Site", task.target],
-      ["Worker", task.worker], ["Attempt", task.attempt], ["Crashes", task.crashes], ["Policy", task.policy],
+      ["Node", task.node], ["Worker", task.worker], ["Attempt", task.attempt], ["Crashes", task.crashes], ["Policy", task.policy],
       ["Submitted", task.submitted_at && moment(task.submitted_at)], ["Finished", task.finished_at && moment(task.finished_at)],
       ["Run time", task.run_seconds && took(task.run_seconds)], ["Waiting for", task.waits_for],
       ["Progress", task.progress && `${percent(task.progress)} ${task.progress_text}`],
@@ -174,7 +187,7 @@ export class Tasks {
   }
 
   #buttons(task) {
-    if (!actions.possible()) return [];
+    if (!actions.possible() || this.#node()) return []; // a task of the cluster: musterctl --cluster
     const then = async (done) => { if (await done) this.open(task.id); };
     if (["failed", "cancelled", "expired"].includes(task.state)) return [el("button", { type: "button", id: "retry", onclick: () => then(actions.retry([task.id])) }, "Retry")];
     if (task.state === "succeeded") return [];

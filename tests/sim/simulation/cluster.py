@@ -79,6 +79,10 @@ ROUGH = Profile(
     kills=3,
 )
 
+# Reports that begin an incident, and those that end it.
+INCIDENTS = {"cluster.unreachable": "outage", "cluster.draining": "drained"}
+ENDS_OF = {"cluster.reachable": "outage", "cluster.resumed": "drained"}
+
 
 class Faults(Struct, frozen=True):
     """How often things happen in the time of faults, at most."""
@@ -147,6 +151,8 @@ class Node:
         self.tenure = 0
         self.granted: dict[tuple[str, int], None] = {}  # to the core, in this life
         self.lost: dict[tuple[str, int], None] = {}  # which the core was told
+        self._open: dict[tuple[str, str], None] = {}  # incidents that were reported
+        self._claims = 0  # as metrics count them
         self._queued: dict[str, int] = {}  # since when attempts wait for a worker
         self._backlog: list[Any] | None = None  # of a supervisor that is stopped
         self._stored_ns = 0  # when the store has done everything
@@ -202,6 +208,7 @@ class Node:
         self.up = True
         self.until_ns = self.tenure = 0
         self.granted, self.lost, self._queued, self._backlog = {}, {}, {}, None
+        self._open, self._claims = {}, 0
         self.workers, self.fork_servers = {}, {}
         self._connected = self._serves = False
         self.requests = NodeWatch(self, self.world.shared)
@@ -313,8 +320,23 @@ class Node:
             case events.AttemptsLost():
                 self.lost |= {(each.id, each.claim): None for each in event.held}
 
+    def _follow(self, report: act.Report) -> None:
+        """Check that each incident of the cluster has one beginning and one end."""
+        incident = INCIDENTS.get(report.event)
+        if incident is not None:
+            assert (incident, report.node) not in self._open, f"{report} was reported already"
+            self._open[incident, report.node] = None
+        elif (incident := ENDS_OF.get(report.event)) is not None:
+            assert (incident, report.node) in self._open, f"{report} had no beginning"
+            del self._open[incident, report.node]
+
     def _check(self, actions: list[Any]) -> None:
+        claims = self.fleet.cluster.figures.claims
+        assert claims >= self._claims, "a counter falls"
+        self._claims = claims
         for action in actions:
+            if isinstance(action, act.Report):
+                self._follow(action)
             for end in action.ends if isinstance(action, act.TellCluster) else ():
                 key = (end.id, end.claim)
                 assert key in self.granted, f"{key} ends and was never granted"
@@ -696,7 +718,13 @@ class ClusterWorld:
     def exited(self, node: Node) -> None:
         if node.sidecar is not None:
             if self.is_calm:
-                mine = [t for t in self.engine.board.claimed() if t.tenure == node.sidecar.tenure]
+                # What was granted in a lost answer goes back when the node leaves.
+                mine = [
+                    task
+                    for task in self.engine.board.claimed()
+                    if task.tenure == node.sidecar.tenure
+                    and (task.spec.id, task.claim) in node.granted
+                ]
                 assert not mine, f"{node.name} leaves claims behind: {mine}"
             node.sidecar.leave()
         node.die(self.delay(5 * MS, 500 * MS))

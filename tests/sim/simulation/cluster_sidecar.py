@@ -28,6 +28,8 @@ from musterd.supervisor.cluster.engine import (
     Settled,
     Want,
 )
+from musterd.supervisor.cluster.gateway import Figures as GatewayFigures
+from musterd.supervisor.cluster.reports import figures, notice
 from musterd.supervisor.cluster.scheduler import Scheduler
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
@@ -40,6 +42,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     Tell,
 )
 from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.sockets.node import event_of, messages_of
 from simulation.profile import MS, SEC, US
 
@@ -72,6 +75,7 @@ class Sidecar:
         self._stopped_until_ns = 0
         self._waiting: list[tuple[Any, Claimer | Scheduler | None]] = []  # while it is stopped
         self._woken_ns: int | None = None
+        self._counted: object = None
 
     @property
     def tenure(self) -> int:
@@ -112,12 +116,21 @@ class Sidecar:
         for core in (self._claimer, self._scheduler):
             if core is (of or self._claimer) or both:
                 self._do(core, core.handle(self._node.now_ns, event))
+        if isinstance(event, events.Ticked):
+            self._tell_figures()
         self._claimer.validate()
         standing = self._claimer.standing
         if standing is not None and standing != self._standing:
             self._standing = standing
             self._feed(standing, self._scheduler)
         self._come_back()
+
+    def _tell_figures(self) -> None:
+        policy = self._claimer.policy or 0
+        counted = figures(self._claimer.figures, GatewayFigures(), refusing=False, policy=policy)
+        if counted != self._counted:
+            self._counted = counted
+            self._say(counted)
 
     def _go_on(self) -> None:
         """Hear what came while the process was stopped, in the order in which it came."""
@@ -135,6 +148,8 @@ class Sidecar:
                 self._call(action, core)
             elif isinstance(action, Tell):
                 self._say(action.message)
+            elif isinstance(action, Report) and core is self._claimer:
+                self._say(notice(action))
 
     def _come_back(self) -> None:
         deadlines = (self._claimer.next_deadline(), self._scheduler.next_deadline())

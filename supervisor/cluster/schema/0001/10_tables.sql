@@ -201,6 +201,11 @@ CREATE TABLE change (
   announced bigint, xact xid8 NOT NULL DEFAULT pg_current_xact_id());
 CREATE INDEX change_xact ON change (xact);
 
+-- What metrics show of the whole cluster, as one of the nodes saw it last (statistics_1).
+CREATE TABLE figures (
+  one bool PRIMARY KEY DEFAULT true CHECK (one), at timestamptz NOT NULL, doc text NOT NULL,
+  took interval NOT NULL);
+
 -- Small words.
 CREATE FUNCTION clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT clock_timestamp()';
 -- One life of the server: after a crash or a failover, claims may have been forgotten.

@@ -180,17 +180,76 @@ BEGIN
   ORDER BY p.name;
 END $$;
 
+-- Live tasks by lane and state; a join per task would take seconds for a million.
+CREATE FUNCTION counted() RETURNS TABLE (lane int, state smallint, tasks bigint) LANGUAGE sql STABLE AS $$
+  SELECT v.lane, 0::smallint, count(*) FROM live v WHERE v.state = 0 GROUP BY 1
+  UNION ALL SELECT v.lane, 1::smallint, count(*) FROM live v WHERE v.state = 1 GROUP BY 1
+  UNION ALL SELECT v.lane, 2::smallint, count(*) FROM live v WHERE v.state = 2 GROUP BY 1
+  UNION ALL SELECT v.lane, 2::smallint, count(*) FROM live v
+    WHERE v.state = 3 AND v.key IS NOT NULL GROUP BY 1 $$;
+
 CREATE FUNCTION counts_1() RETURNS TABLE (pool text, level smallint, state smallint, tasks bigint)
 LANGUAGE sql STABLE AS $$
-  SELECT p.name, l.level, CASE v.state WHEN 3 THEN 2::smallint ELSE v.state END, count(*)
-  FROM live v JOIN lane l ON l.lane = v.lane JOIN pool p ON p.pool = l.pool GROUP BY 1, 2, 3 $$;
+  SELECT p.name, l.level, c.state, sum(c.tasks)::bigint
+  FROM counted() c JOIN lane l ON l.lane = c.lane JOIN pool p ON p.pool = l.pool
+  GROUP BY 1, 2, 3 $$;
 
-CREATE FUNCTION statistics_1() RETURNS TABLE (oldest bigint, dead bigint, bytes bigint)
-LANGUAGE sql STABLE AS $$
-  SELECT coalesce((SELECT ns(clock_timestamp() - min(a.xact_start)) FROM pg_stat_activity a
-      WHERE a.backend_xmin IS NOT NULL AND a.pid <> pg_backend_pid()), 0),
-    coalesce((SELECT s.n_dead_tup FROM pg_stat_user_tables s WHERE s.relid = 'live'::regclass), 0),
-    pg_total_relation_size('live') $$;
+-- What one look at everything finds, as JSON of engine.Statistics. Snapshots of others are seen only
+-- by an owner of the schema who is a superuser or has pg_read_all_stats.
+CREATE FUNCTION look() RETURNS jsonb LANGUAGE sql STABLE AS $$
+  WITH c AS MATERIALIZED (
+    SELECT p.name AS pool, l.level, l.lane, l.head, l.state = 'p' AS parked, x.state, x.tasks
+    FROM counted() x JOIN lane l ON l.lane = x.lane JOIN pool p ON p.pool = l.pool)
+  SELECT jsonb_build_object(
+    'oldest_snapshot_ns', greatest(0, coalesce((
+      SELECT ns(clock_timestamp() - min(a.xact_start)) FROM pg_stat_activity a
+      WHERE a.backend_xmin IS NOT NULL AND a.pid <> pg_backend_pid()
+        AND a.backend_type <> 'autovacuum worker'), 0), coalesce((
+      SELECT ns(clock_timestamp() - min(x.prepared)) FROM pg_prepared_xacts x), 0)),
+    'dead_tuples', coalesce((
+      SELECT s.n_dead_tup FROM pg_stat_user_tables s WHERE s.relid = 'live'::regclass), 0),
+    'live_bytes', pg_total_relation_size('live'),
+    'counts', coalesce((SELECT jsonb_agg(jsonb_build_object('pool', x.pool, 'level', x.level, 'state',
+        CASE x.state WHEN 0 THEN 'queued' WHEN 1 THEN 'running' ELSE 'waiting' END, 'tasks', x.tasks)
+        ORDER BY x.pool, x.level, x.state)
+      FROM (SELECT c.pool, c.level, c.state, sum(c.tasks) AS tasks FROM c GROUP BY 1, 2, 3) x), '[]'),
+    'backlogs', coalesce((SELECT jsonb_agg(jsonb_build_object('pool', x.name, 'level', x.level,
+        'ready', x.ready, 'waited_ns', greatest(0, ns(clock() - x.oldest))) ORDER BY x.name, x.level)
+      FROM (
+        SELECT c.pool AS name, c.level, sum(c.tasks) AS ready, min(h.queued_at) AS oldest
+        FROM c, LATERAL (
+          SELECT v.queued_at FROM live v WHERE v.lane = c.lane AND v.seq > c.head AND v.state = 0
+          ORDER BY v.lane, v.seq LIMIT 1) h
+        WHERE c.state = 0 AND NOT c.parked GROUP BY 1, 2) x), '[]'),
+    'nodes', coalesce((SELECT jsonb_agg(jsonb_build_object('name', n.name, 'tenure', n.tenure,
+        'alive', is_alive(n), 'draining', n.draining, 'software', n.software,
+        'beat_age_ns', greatest(0, ns(clock() - n.beat)),
+        'claims', (SELECT count(*) FROM live v WHERE v.state = 1 AND v.tenure = n.tenure),
+        'pools', coalesce((SELECT jsonb_agg(p.name ORDER BY p.name) FROM pool p WHERE EXISTS (
+          SELECT FROM node_task t WHERE t.identity = n.identity AND t.pool = p.pool)), '[]'))
+        ORDER BY n.name) FROM node n), '[]')) $$;
+
+-- The figures of the cluster, at most `p_age` old. One node in turn looks, the others read. A look
+-- that takes long is made less often: looks take a twentieth of the time at most.
+CREATE FUNCTION statistics_1(p_age bigint) RETURNS TABLE (age bigint, doc text) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE f figures; begun timestamptz := clock_timestamp();
+BEGIN
+  SELECT * INTO f FROM figures;
+  IF p_age <= 0 THEN
+    RETURN QUERY SELECT 0::bigint, look()::text;
+  ELSIF f.at > clock() - greatest(span(p_age), 20 * f.took)
+    OR NOT pg_try_advisory_xact_lock(@lock_4@, 0)
+  THEN
+    RETURN QUERY SELECT greatest(0, ns(clock() - f.at)), f.doc WHERE f.at IS NOT NULL;
+  ELSE
+    PERFORM set_config('synchronous_commit', 'off', true);
+    f.doc := look()::text;
+    INSERT INTO figures (at, doc, took) VALUES (clock(), f.doc, clock_timestamp() - begun)
+      ON CONFLICT (one) DO UPDATE SET at = EXCLUDED.at, doc = EXCLUDED.doc, took = EXCLUDED.took;
+    RETURN QUERY SELECT 0::bigint, f.doc;
+  END IF;
+END $$;
 
 CREATE FUNCTION invalidate_1(p_key text, p_prefix bool) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column

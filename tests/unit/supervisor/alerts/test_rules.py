@@ -29,6 +29,7 @@ from musterd.supervisor.alerts.rules import (
     RuleState,
     Stage,
 )
+from musterd.supervisor.api.cluster import ClusterNode, ClusterStatus
 from musterd.supervisor.log.log import MESSAGES
 
 SECOND = 1_000_000_000
@@ -426,6 +427,29 @@ def test_a_pool_that_cannot_start_is_one_matter_and_not_one_for_each_worker() ->
     assert began(told) == [("pool.fatal", "p", 1)]
 
 
+def clustered(barn: str = "", *, state: str = "member", **fields: object) -> Survey:
+    """What a node of a cluster says, which has seen node barn in this state, or nothing yet."""
+    nodes = [ClusterNode(name="barn", state=barn)] if barn else []
+    seen = 1.0 if barn else -1.0
+    cluster = ClusterStatus(node="shed", state=state, seen_seconds=seen, nodes=nodes, **fields)  # type: ignore[arg-type]
+    return Survey(cluster=cluster)
+
+
+def test_a_lost_node_is_an_incident_of_that_node_and_ends_with_it() -> None:
+    driver = RuleDriver(on=USUAL)
+    assert began(driver.event("cluster.node_lost", node="barn")) == [
+        ("cluster.node_lost", "barn", 1)
+    ]
+    assert ended(driver.event("cluster.node_back", node="attic")) == []
+    assert ended(driver.event("cluster.node_back", node="barn")) == [("cluster.node_lost", "barn")]
+
+
+def test_a_survey_finds_an_outage_and_no_node_that_others_have_lost() -> None:
+    driver = RuleDriver(on=USUAL)
+    lost = clustered("gone", unreachable=True).cluster
+    assert began(driver.survey(cluster=lost)) == [("cluster.unreachable", "", 1)]
+
+
 @pytest.mark.parametrize(
     ("kind", "subject", "survey", "finding"),
     [
@@ -442,6 +466,17 @@ def test_a_pool_that_cannot_start_is_one_matter_and_not_one_for_each_worker() ->
         ("store.failing", "", Survey(problem="disk full"), Finding.UNKNOWN),
         ("store.failing", "", Survey(), Finding.OVER),
         ("schedule.paused", "s", Survey(paused=frozenset({"s"})), Finding.HOLDS),
+        ("cluster.unreachable", "", Survey(), Finding.OVER),
+        ("cluster.unreachable", "", clustered(unreachable=True), Finding.HOLDS),
+        ("cluster.node_lost", "barn", clustered(), Finding.UNKNOWN),
+        ("cluster.node_lost", "barn", clustered("gone"), Finding.HOLDS),
+        ("cluster.node_lost", "barn", clustered("silent"), Finding.HOLDS),
+        ("cluster.node_lost", "barn", clustered("alive"), Finding.OVER),
+        ("cluster.node_lost", "attic", clustered("gone"), Finding.OVER),
+        ("cluster.vacuum_stalled", "", clustered("alive", stalled=True), Finding.HOLDS),
+        ("cluster.vacuum_stalled", "", clustered("alive"), Finding.OVER),
+        ("cluster.fatal", "", clustered(state="down"), Finding.UNKNOWN),
+        ("cluster.fatal", "", clustered(), Finding.OVER),
     ],
 )
 def test_what_the_status_says_of_a_condition(

@@ -24,6 +24,7 @@ from musterd.ipc.wire.node_messages import (
     PoolCard,
     Pools,
     ProgressMarks,
+    Seen,
     Want,
 )
 from musterd.supervisor.cluster import engine
@@ -38,6 +39,7 @@ from musterd.supervisor.cluster.claimer import (
     Claimer,
 )
 from musterd.supervisor.cluster.node_cards import PLACES_NS
+from musterd.supervisor.cluster.rounds import LOOK_AGE_NS, LOOK_NS
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -167,7 +169,7 @@ def test_a_sidecar_that_takes_over_goes_on_with_the_tenure(fresh: Bench) -> None
     fresh.feed(Pools((CARD,)))
     fresh.feed(Greeting(1, 3, [Held("a", 7), Held("b", 8)], 0))
     fresh.want(2)
-    assert list(fresh.calls) == ["redeclare", "reap"]  # the configuration may be another
+    assert list(fresh.calls) == ["redeclare", "reap", "statistics"]  # other settings, maybe
     fresh.answer("redeclare")
     fresh.answer("beat", engine.Orders("e", 0))
     assert fresh.calls["rejoin"].arguments == (3, [engine.Held("a", 7), engine.Held("b", 8)])
@@ -394,7 +396,7 @@ def test_an_engine_that_is_away_is_not_waited_for_at_the_end(bench: Bench) -> No
     bench.pass_ns(BEAT_NS)
     bench.fail("beat")
     bench.feed(Leave())
-    assert bench.others == [Left()]
+    assert bench.others[1:] == [Left()]  # after the report
 
 
 def test_a_node_that_never_joined_leaves_at_once(fresh: Bench) -> None:
@@ -595,6 +597,67 @@ def test_time_is_passed(bench: Bench) -> None:
     assert bench.calls["retain"].arguments == (DAY_NS,)
     bench.answer("retain", 0)
     assert "tick" in bench.calls
+    assert "statistics" in bench.calls  # which nobody waits for
+
+
+# -- what people see ----------------------------------------------------------------------------
+
+
+def test_the_node_that_reaps_another_tells_which(bench: Bench) -> None:
+    bench.answer("reap", [engine.Reaped("barn", 2, 5)])
+    [report] = [each for each in bench.others if isinstance(each, actions.Report)]
+    assert (report.event, report.node, report.count) == ("cluster.node_lost", "barn", 5)
+    assert bench.claimer.figures.reaped == 1
+
+
+def test_a_look_at_the_cluster_is_told_with_its_age(bench: Bench) -> None:
+    called_ns = bench.now_ns
+    assert bench.calls["statistics"].arguments == (LOOK_AGE_NS,)
+    node = engine.NodeSeen("barn", 2, True, False, 4, SECOND_NS, "1.0", ("p",))
+    gone = engine.NodeSeen("attic", 0, False, False, 0, SECOND_NS, "1.0", ("p",))
+    counts = (
+        engine.Count("p", 1, "queued", 9),
+        engine.Count("p", 1, "running", 2),
+        engine.Count("p", 2, "queued", 1),
+    )
+    backlogs = (engine.Backlog("p", 1, 7, 3 * SECOND_NS),)
+    found = engine.Statistics(5, 6, 7, counts, backlogs, (gone, node), age_ns=SECOND_NS)
+    bench.now_ns += SECOND_NS // 10
+    [told] = bench.answer("statistics", found)
+    assert isinstance(told, Seen)
+    assert told.at_ns == called_ns - SECOND_NS
+    assert [(each.tasks, each.ready, each.waited_ns) for each in told.counts] == [
+        (9, 7, 3 * SECOND_NS),
+        (2, 0, 0),
+        (1, 0, 0),
+    ]
+    assert [each.name for each in told.nodes] == ["barn", "attic"]
+    bench.pass_ns(LOOK_NS // 2)
+    assert "statistics" not in bench.calls
+
+
+def test_results_that_did_not_count_are_counted(bench: Bench) -> None:
+    figures = bench.claimer.figures
+    good, late, back = (AttemptEnd(id_, 7, "succeeded") for id_ in "abc")
+    bench.feed(Finish([good, late, structs.replace(back, kind="untouched")]))
+    bench.answer("finish", [engine.Told("a", 0, "succeeded")])
+    assert (figures.ends, figures.fenced) == (3, 1)
+    # Of a call that is made again nobody knows what the first one did.
+    bench.feed(Finish([AttemptEnd("d", 8, "succeeded")]))
+    bench.fail("finish")
+    bench.pass_ns(SECOND_NS)
+    bench.answer("finish", [])
+    assert (figures.ends, figures.fenced, figures.failed_calls) == (4, 1, 1)
+
+
+def test_claims_are_counted_and_timed(bench: Bench) -> None:
+    bench.feed(Want(1, "p", 2, NAMES, 0))
+    bench.now_ns += 3000
+    grant = engine.Grant(TaskSpec("a", "p.extract", b""), 7, 1)
+    bench.answer("claim", [grant])
+    figures = bench.claimer.figures
+    assert (figures.claims, figures.attempts) == (1, 1)
+    assert (figures.claim_times.total_ns, figures.claim_times.buckets[12]) == (3000, 1)
 
 
 def test_ends_that_the_engine_does_not_take_are_reported_once(bench: Bench) -> None:

@@ -10,6 +10,7 @@ import click
 import msgspec
 import pytest
 
+from musterd.supervisor.api.cluster import ClusterStatus
 from musterd.supervisor.api.status import (
     FleetStatus,
     PoolStatus,
@@ -128,6 +129,12 @@ def test_the_status_is_a_table_with_aligned_columns() -> None:
         "parser/0  BUSY     4711  3m 10s    620         0  -        extract 0.4s 0192",
         "parser/1  BACKOFF     -  -           0        12  12 exit  exit 1",
     ]
+
+
+def test_a_node_of_a_cluster_has_a_line_about_it() -> None:
+    cluster = ClusterStatus(node="shed\x1b", state="member", lease_seconds=21)
+    text = show.fleet(msgspec.structs.replace(fleet("exit 1"), cluster=cluster), colour=False)
+    assert text.splitlines()[2] == r"cluster: node shed\x1b: member, lease 21 s"
 
 
 def test_colours_change_nothing_but_the_colours(monkeypatch: pytest.MonkeyPatch) -> None:

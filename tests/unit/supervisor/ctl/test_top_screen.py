@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from musterd.supervisor.api.cluster import ClusterStatus
 from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.rpc import Params, Restart
 from musterd.supervisor.api.status import (
@@ -79,6 +80,17 @@ def test_it_fits_the_terminal_and_the_keys_are_in_the_last_line(
     assert len(shown) == height
     assert max(len(line) for line in shown) <= width
     assert shown[-1].startswith(" q  quit")
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (60, 18)])
+def test_a_node_of_a_cluster_has_a_line_about_it(width: int, height: int) -> None:
+    plain = snapshot(5)
+    cluster = ClusterStatus(node="shed", state="member", lease_seconds=21)
+    fleet = msgspec.structs.replace(plain.fleet, cluster=cluster)
+    shown = lines(msgspec.structs.replace(plain, fleet=fleet), width, height)
+    assert "cluster node shed: member, lease 21 s" in [line.rstrip() for line in shown]
+    assert len(shown) == height
+    assert not [line for line in lines(plain) if line.startswith("cluster")]
 
 
 def test_everything_about_a_worker_fits_into_80_columns() -> None:

@@ -15,9 +15,12 @@ import pytest
 from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.ctl import cli
 from musterd.supervisor.log import formats
+from musterd.supervisor.log.log import MESSAGES
 from musterd.supervisor.log.message_ids import MESSAGE_IDS
 
 ROOT = Path(__file__).resolve().parents[4]
+# Keys of the configuration, and methods of control.sock.
+OTHER_WORDS = {f"cluster.{name}" for name in ("url", "url_file", "url_secret", "task", "tasks")}
 CATALOG = ROOT / "systemd" / "musterd.catalog"
 # The supervisor itself writes these fields, not a Report.
 OTHER_FIELDS = {"COUNT"}
@@ -201,6 +204,21 @@ def test_the_documentation_names_every_id() -> None:
     page = (ROOT / "docs" / "logs.md").read_text()
     rows = re.findall(r"^\| `([\w.]+)` \| `([0-9a-f]{32})` \|$", page, re.MULTILINE)
     assert dict(rows) == MESSAGE_IDS
+
+
+def test_the_documentation_explains_every_event_of_the_cluster() -> None:
+    page = (ROOT / "docs" / "logs.md").read_text()
+    section = page.partition("\n## The cluster\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| (`cluster.+?`) \|", section, re.MULTILINE)
+    explained = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    words = set()
+    folder = ROOT / "supervisor"
+    # `musterctl --cluster events` makes up its own, of what it sees in the database.
+    for path in set(folder.rglob("*.py")) - {folder / "ctl" / "cluster_events.py"}:
+        words |= set(re.findall(r'"(cluster\.[a-z_]+)"', path.read_text()))
+    known = {name for name in MESSAGES if name.startswith("cluster.")}
+    assert explained == known
+    assert words - known - OTHER_WORDS == set()
 
 
 @pytest.mark.parametrize("event", MESSAGE_IDS)

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from musterd.ipc.wire.codec import encode
-from musterd.ipc.wire.messages import TaskSpec
+from musterd.ipc.wire.messages import TaskSpec, TaskView
 from musterd.ipc.wire.node_codec import decode_node
 from musterd.ipc.wire.node_messages import (
     ATTEMPTS_MAX,
@@ -23,7 +23,10 @@ from musterd.ipc.wire.node_messages import (
     Begun,
     CancelAttempts,
     Confirmed,
+    Figures,
+    FindTasks,
     Finish,
+    FoundTasks,
     Granted,
     Greeting,
     Held,
@@ -33,15 +36,19 @@ from musterd.ipc.wire.node_messages import (
     LockWish,
     LoseAttempts,
     Membership,
+    Notice,
     Pools,
     ProgressMarks,
+    QueueCount,
     ScheduleNews,
+    Seen,
     SharedPolicy,
     SidecarHello,
     StateReply,
     StateRequest,
     StatesTold,
     Want,
+    found_tasks,
 )
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.core.model import actions, events
@@ -262,3 +269,62 @@ def test_a_sidecar_that_does_not_read_is_put_out(
 def test_without_a_sidecar_nothing_is_sent(stage: Stage) -> None:
     stage.port.perform(actions.ShowPools(()))
     assert stage.port.receive() == []
+
+
+# -- what people see ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("message", "event"),
+    [
+        (Notice("cluster.away", "warning", "gone"), events.ClusterTold),
+        (Figures(claims=3, claim_buckets=[1, 2]), events.ClusterTold),
+        (Seen(1, 2, 3, 4, (QueueCount("p", 1, "queued", 9),), ()), events.ClusterTold),
+    ],
+)
+def test_what_operators_and_metrics_see_is_told(stage: Stage, message: Any, event: Any) -> None:
+    assert stage.say(stage.join(), message) == [event(message)]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Notice("task.dead", "warning"),
+        Notice("cluster.away", "fatal"),  # type: ignore[arg-type]
+        Notice("cluster.away", "info", "x" * 1001),
+        Figures(claims=-1),
+        Figures(claim_buckets=[0] * 66),
+        Seen(0, 0, 0, 0, (QueueCount("p", 99, "queued", 1),), ()),
+    ],
+)
+def test_what_is_beyond_the_bounds_is_dropped(stage: Stage, message: Any) -> None:
+    assert stage.say(stage.join(), message) == []
+    assert stage.port.malformed == 1
+
+
+def test_people_are_answered_by_the_sidecar(stage: Stage) -> None:
+    sidecar = stage.join()
+    answers: list[FoundTasks] = []
+    stage.port.find(FindTasks(0, "running", node="barn"), answers.append)
+    select.select([sidecar], [], [], PATIENCE_SECONDS)
+    [asked] = [decode_node(frame) for frame in sidecar.receive() if frame is not None]
+    assert isinstance(asked, FindTasks)
+    assert (asked.state, asked.node) == ("running", "barn")
+    found = found_tasks(asked.request, [TaskView("t", "p.x", "running", "low")], more=True)
+    assert stage.say(sidecar, found) == []
+    assert answers == [found]
+    assert stage.say(sidecar, found) == []  # told twice
+    assert answers == [found]
+
+
+def test_nobody_waits_for_a_sidecar_that_is_gone(stage: Stage) -> None:
+    answers: list[FoundTasks] = []
+    stage.port.find(FindTasks(0), answers.append)
+    assert [each.reason for each in answers] == [node.NO_SIDECAR]
+    sidecar = stage.join()
+    for _ in range(node.FINDS_MAX + 1):
+        stage.port.find(FindTasks(0), answers.append)
+    assert [each.reason for each in answers[1:]] == [node.TOO_MANY]
+    sidecar.close()
+    assert stage.hear() == [events.ClusterDisconnected()]
+    assert [each.reason for each in answers[2:]] == [node.NO_SIDECAR] * node.FINDS_MAX

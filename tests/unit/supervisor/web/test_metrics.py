@@ -1,5 +1,7 @@
 """Metrics for Prometheus: names, kinds, bounds."""
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,12 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families as parse
 from prometheus_client.registry import Collector
 
+from musterd.supervisor.api.cluster import (
+    ClusterFigures,
+    ClusterNode,
+    ClusterQueue,
+    ClusterStatus,
+)
 from musterd.supervisor.api.metrics import (
     BreakerFigures,
     FleetFigures,
@@ -26,6 +34,8 @@ from musterd.supervisor.views.metrics import _times
 from musterd.supervisor.web.metrics import WORKERS_MAX, custom_metrics, custom_name, fleet_metrics
 from musterd.supervisor.web.system import system_metrics
 
+ROOT = Path(__file__).resolve().parents[4]
+GRAFANA = "grafana-dashboard.json"
 NONE = Times([], 0)
 
 
@@ -235,3 +245,68 @@ def test_the_machine_is_told() -> None:
     assert told["musterd_system_memory_size_bytes", ()] > 0
     assert told["musterd_system_disk_size_bytes", ()] > 0
     assert ("musterd_system_cpu_seconds_total", (("mode", "idle"),)) in told
+
+
+# -- the cluster ----------------------------------------------------------------------------------
+
+
+def clustered(**status: Any) -> FleetFigures:
+    counts = ("ends", "fenced", "reaped", "failed_calls", "submitted", "refused", "told")
+    cluster = ClusterFigures(
+        status=ClusterStatus(**{"node": "shed", "state": "away", **status}),
+        claims=3,
+        attempts=40,
+        claim_buckets=[0] * 20 + [2, 1],
+        claim_ns=3_000_000,
+        **{name: number for number, name in enumerate(counts)},
+    )
+    return fleet(cluster=cluster)
+
+
+def test_a_machine_without_a_cluster_tells_nothing_of_one() -> None:
+    assert not [each.name for each in fleet_metrics(fleet()) if "cluster" in each.name]
+
+
+def test_a_node_of_a_cluster_tells_of_itself() -> None:
+    told = list(fleet_metrics(clustered(lease_seconds=20.5, away_seconds=3.0, attempts=7)))
+    assert value(told, "musterd_cluster_state", state="away") == 1
+    assert value(told, "musterd_cluster_state", state="member") == 0
+    assert value(told, "musterd_cluster_lease_seconds") == 20.5
+    assert value(told, "musterd_cluster_away_seconds") == 3
+    assert value(told, "musterd_cluster_attempts") == 7
+    assert value(told, "musterd_cluster_claims_total") == 3
+    assert value(told, "musterd_cluster_claimed_attempts_total") == 40
+    assert value(told, "musterd_cluster_fenced_results_total") == 1
+    assert value(told, "musterd_cluster_reaped_nodes_total") == 2
+    assert value(told, "musterd_cluster_claim_seconds_count") == 3
+    assert value(told, "musterd_cluster_claim_seconds_sum") == 0.003
+    # Nothing was seen yet: 0 would be a lie.
+    assert not [each.name for each in told if each.name == "musterd_cluster_dead_tuples"]
+
+
+def test_a_node_of_a_cluster_tells_of_the_whole_cluster() -> None:
+    nodes = [ClusterNode(name=name, state=name) for name in ("alive", "silent")]
+    queue = [ClusterQueue(pool="p", priority="high", state="queued", tasks=9)]
+    told = list(
+        fleet_metrics(clustered(seen_seconds=4.0, dead_tuples=12, nodes=nodes, queue=queue))
+    )
+    assert value(told, "musterd_cluster_nodes", state="alive") == 1
+    assert value(told, "musterd_cluster_nodes", state="gone") == 0
+    assert value(told, "musterd_cluster_dead_tuples") == 12
+    assert value(told, "musterd_cluster_seen_age_seconds") == 4
+    labels = {"pool": "p", "priority": "high", "state": "queued"}
+    assert value(told, "musterd_cluster_queue_tasks", **labels) == 9
+
+
+def test_every_metric_of_a_cluster_is_documented_and_every_one_in_rules_and_panels_exists() -> None:
+    told = samples(fleet_metrics(clustered(seen_seconds=4.0)))
+    names = {name for name, _ in told if name.startswith("musterd_cluster_")}
+    names |= {"musterd_cluster_queue_tasks"}  # no samples here
+    page = (ROOT / "docs" / "monitoring.md").read_text()
+    documented = set(re.findall(r"`(musterd_cluster_[a-z0-9_]+)`", page))
+    ends = re.compile(r"_(bucket|count|sum)$")
+    assert {ends.sub("", name) for name in names} == documented
+    texts = [(ROOT / "etc" / name).read_text() for name in ("prometheus-rules.yml", GRAFANA)]
+    used = set(re.findall(r"musterd_cluster_[a-z0-9_]+", " ".join(texts)))
+    assert len(used) > 10
+    assert used <= names

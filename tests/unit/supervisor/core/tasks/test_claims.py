@@ -584,6 +584,15 @@ def test_a_pool_that_comes_back_still_knows_what_it_has_seen() -> None:
     assert (want.count, want.seen) == (1, 1)
 
 
+def test_an_attempt_that_comes_for_a_pool_that_is_gone_goes_back() -> None:
+    node = Node()
+    node.join()
+    node.tell(events.PolicyChanged(structs.replace(node.policy, pools=())))
+    node.exit(1, code=0)
+    assert not node.fleet.pools
+    assert kinds(node.grant(attempt("a"))) == [("a", "untouched")]
+
+
 def test_a_removed_pool_gives_back_what_waits_and_is_forgotten() -> None:
     node = Node()
     node.join()
