@@ -155,7 +155,12 @@ def test_a_node_that_is_cut_off_loses_its_tasks_and_comes_back(own: tuple[Server
             assert of_a.submit("jobs.double", {"x": 2}, wait=True).result(timeout=60) == 4
         nodes.check(3)
         wait_for("the log tells of it", lambda: "cluster.fenced" in a.log())
-        for line in ("cluster.away", "cluster.unreachable", "cluster.lease_over", "cluster.back"):
+        for line in (
+            "cluster.away",
+            "cluster.unreachable",
+            "cluster.lease_over",
+            "cluster.reachable",
+        ):
             assert line in a.log()
         assert "cluster.node_lost" in b.log()
 

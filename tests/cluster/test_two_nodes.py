@@ -76,7 +76,7 @@ def test_the_tasks_of_a_killed_node_run_on_the_other_when_its_lease_is_over(node
     assert {node for n, node in nodes.runs() if n in of_a} == {"b"}
     nodes.check(4)
     wait_for("the log tells of it", lambda: "cluster.node_lost" in b.log())
-    assert "node 'a' was silent: 2 claims went back" in b.log()
+    assert "node 'a' was not heard of for its lease: 2 claims went back" in b.log()
 
 
 def test_a_node_that_is_started_again_gives_its_tasks_back_at_once(nodes: Nodes) -> None:
