@@ -10,6 +10,7 @@ CORPUS = {
     15: "a pool that left the cluster and came back had forgotten what it had seen",
     1679: "what was granted to a pool that had just left the cluster was never given back",
     85: "an attempt that had expired began, where a timer was late",
+    206867: "a shutdown that nobody answered: its ends wait for the lease",
     1035: "an end that was told, and whose claim was registered again, counted twice",
 }
 

@@ -147,6 +147,7 @@ class Node:
         self.cut = False  # off from the engine
         self.lives = 0
         self.over = False
+        self.gave_up = False  # its last ends were not told: the engine did not answer
         self.until_ns = 0  # the end of the lease, as the core was told
         self.tenure = 0
         self.granted: dict[tuple[str, int], None] = {}  # to the core, in this life
@@ -341,6 +342,8 @@ class Node:
                 key = (end.id, end.claim)
                 assert key in self.granted, f"{key} ends and was never granted"
                 assert key not in self.lost, f"{key} is told of after it was lost"
+            if isinstance(action, act.Report) and action.phase == "over":
+                self.gave_up = bool(action.reason)
             if isinstance(action, act.Report) and action.phase == "over" and not action.reason:
                 unconfirmed = self.fleet._claims._unconfirmed
                 assert not unconfirmed or self.sidecar is None, "it does not wait for its ends"
@@ -717,7 +720,7 @@ class ClusterWorld:
 
     def exited(self, node: Node) -> None:
         if node.sidecar is not None:
-            if self.is_calm:
+            if self.is_calm and not node.gave_up:
                 # What was granted in a lost answer goes back when the node leaves.
                 mine = [
                     task
