@@ -1,5 +1,6 @@
 """The command line of benchmarks: options, errors, verdicts, and the file of figures."""
 
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -43,6 +44,8 @@ def carry_out(
 ) -> Report:
     """Run a benchmark, print its verdicts and write its report; exit with 1 if it fails."""
     console = Console()
+    # What was started is ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         report = run(console)
     except (BenchError, MusterdError, TimeoutError) as error:
