@@ -106,7 +106,7 @@ def make_spec(
         "" if target is _NO_TEXT else _checked_text("target", target, 0, TARGET_LENGTH_MAX),
         0 if timeout is None else _positive("timeout", timeout),
         NOT_GIVEN if max_retries is None else _retries(max_retries),
-        0 if delay == 0 and delay is not False else _positive("delay", delay),
+        0 if _is_zero(delay) else _positive("delay", delay),
         0 if expires is None else _positive("expires", expires),
     )
     if not (key is _NO_TEXT and cache is None and debounce is None):
@@ -277,7 +277,12 @@ def _age_ns(what: str, age: float | timedelta | bool | None) -> int:
         return AS_CONFIGURED
     if age is False:
         return NEVER_NS
-    return 0 if age is None or age == 0 else _positive(what, age)
+    return 0 if age is None or _is_zero(age) else _positive(what, age)
+
+
+def _is_zero(seconds: object) -> bool:
+    # Not all objects can be compared: Decimal("sNaN") raises.
+    return isinstance(seconds, int | float) and seconds == 0 and seconds is not False
 
 
 def _positive(what: str, seconds: float | timedelta) -> int:

@@ -118,13 +118,17 @@ class Clock:
         return not self.ahead_ns and boot_ns >= self._settled_ns
 
     def anchor_due(self, boot_ns: int) -> Anchor | None:
-        """Return the believed moment if it is time to store it."""
+        """Return the believed moment if it is time to store it.
+
+        A doubt is measured from the believed moment, so that is stored exactly when one begins.
+        """
         noted = self._noted
+        near_ns = 0 if self.ahead_ns else JUMP_NS
         offset_ns = noted.wall_ns - noted.boot_ns if noted is not None else 0
         if (
             noted is not None
             and boot_ns - noted.boot_ns < ANCHOR_NS
-            and abs(self.offset_ns - offset_ns) <= JUMP_NS
+            and abs(self.offset_ns - offset_ns) <= near_ns
             and noted.was_off == self._was_off
         ):
             return None

@@ -99,12 +99,15 @@ def test_arguments_that_are_no_mapping_of_names_are_invalid(args: Any) -> None:
 WRONG = [
     ("priority", ["urgent", 4, -1, True, 1.0, None, [], "hıgh", Hostile()]),
     ("target", [5, None, b"x", "t" * 254, "\ud800", []]),
-    ("timeout", [0, -1, True, "30", float("nan"), float("inf"), 10**400, [], Decimal(1)]),
+    (
+        "timeout",
+        [0, -1, True, "30", float("nan"), float("inf"), 10**400, [], Decimal(1), Decimal("sNaN")],
+    ),
     ("max_retries", [-1, 1.0, True, "3", 1001, 10**400, []]),
-    ("delay", [-1, False, "1", None, [], 10**400]),
+    ("delay", [-1, False, "1", None, [], 10**400, Decimal("sNaN")]),
     ("expires", [0, -1, "1", [], 1e12]),
     ("key", [5, None, [], b"k", "k" * 201, "\ud800"]),
-    ("cache", [-1, "30", [], {}, 10**400]),
+    ("cache", [-1, "30", [], {}, 10**400, Decimal("sNaN")]),
     ("debounce", [-1, "x", [], float("inf")]),
     ("policy", [5, None, [], "p" * 33]),
     ("on_open", [5, None, [], "hope", Hostile()]),

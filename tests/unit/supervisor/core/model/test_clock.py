@@ -158,6 +158,7 @@ events = st.lists(
 
 @given(events)
 @example([("read", 0, (SECOND_NS, 1)), ("restart", 0, (STEP_MAX_NS + 1, -1))])
+@example([("read", 0, (SECOND_NS, 1)), ("read", 0, (STEP_MAX_NS + 1, -1)), ("restart", 0, (0, -1))])
 def test_whatever_happens_to_the_clock_time_is_believed_in_small_steps(story) -> None:
     """Neither one reading of the clock nor one start moves the believed time further than it may:
     the believed time decides what is deleted."""
