@@ -60,7 +60,7 @@ def test_actions_take_the_token_of_a_file_or_of_a_credential(host: Host, waiting
     waiting("it answers", lambda: get(host, "/healthz")[0] == 200)
     (curl,) = re.findall(r"^curl -H .*?\n .*?$", (DOCS / "monitoring.md").read_text(), re.M)
     assert json.loads(host.run("sh", "-euc", curl).stdout) == SCALED
-    waiting("it has three", lambda: host.ask("status")["pools"][0]["running"] == 3)
+    waiting("it has three", lambda: host.status()["pools"][0]["running"] == 3)
     token = host.file("/etc/musterd/http-token").read_text().strip()
     assert token not in host.journal("-u", "musterd")
     host.drop_in("[Service]\nLoadCredential=http-token:/etc/musterd/http-token\n")

@@ -80,7 +80,7 @@ def test_looking_and_changing_and_stopping(host: Host, waiting: Waiting) -> None
     host.run("sed", "-i", "s/size = 2/size = 3/", "/etc/musterd/musterd.toml")
     (change,) = blocks("Change the configuration")
     assert "pools.jobs.size: 2 -> 3" in type_in(host, f"export PYTHONPATH=/srv/bed\n{change}")
-    waiting("it has three", lambda: host.ask("status")["pools"][0]["running"] == 3)
+    waiting("it has three", lambda: host.status()["pools"][0]["running"] == 3)
     pid = host.main_pid()
     (stop,) = blocks("Stop for a while")
     type_in(host, stop)

@@ -71,6 +71,10 @@ class Host(Machine):
     def ask(self, *words: str) -> Any:
         return msgspec.json.decode(self.ctl(*words, "--json").stdout)
 
+    def status(self) -> Any:
+        """Return the status, also while it exits with 3 because workers start."""
+        return msgspec.json.decode(self.ctl("status", "--json", check=False).stdout)
+
     def submit(self, task: str, *arguments: str) -> str:
         """Submit a task; return its id once it is accepted."""
         return self.ctl("submit", task, *arguments).stdout.strip()
