@@ -1,6 +1,5 @@
 """Readings of the machine's memory, its control groups and its processes."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
