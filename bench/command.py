@@ -1,7 +1,5 @@
 """The command line of benchmarks: options, errors, verdicts, and the file of figures."""
 
-import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -45,15 +43,6 @@ def carry_out(
 ) -> Report:
     """Run a benchmark, print its verdicts and write its report; exit with 1 if it fails."""
     console = Console()
-    here = os.getpid()
-
-    def end(*_: object) -> None:
-        """End what was started; forks of this process, such as those of a Pool, end at once."""
-        if os.getpid() != here:
-            os._exit(128 + signal.SIGTERM)
-        sys.exit(128 + signal.SIGTERM)
-
-    signal.signal(signal.SIGTERM, end)
     try:
         report = run(console)
     except (BenchError, MusterdError, TimeoutError) as error:
