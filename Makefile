@@ -1,4 +1,4 @@
-# make demo | make demo-cluster | make example | make test | make test-fast | make test-long | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-browser | make bench-peers | make bench-cluster | make chaos
+# make demo | make demo-cluster | make example | make test | make test-fast | make test-long | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-browser | make bench-peers | make bench-cluster | make chaos | make chaos-cluster
 # make test-trixie | make test-forky | make install | make uninstall
 # (see README.md)
 #
@@ -35,7 +35,7 @@ DEBIAN_POSTGRES := postgresql
 # The other packages that a Debian in a folder needs to install and test musterd.
 DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
-.PHONY: help demo demo-cluster example test test-setup test-fast test-long coverage test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers bench-cluster chaos soak-browser screenshots clean install uninstall
+.PHONY: help demo demo-cluster example test test-setup test-fast test-long coverage test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers bench-cluster chaos chaos-cluster soak-browser screenshots clean install uninstall
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
@@ -58,6 +58,7 @@ help:
 	@echo "make soak-browser  300 pages with each backend: memory, processes, descriptors, files"
 	@echo "make screenshots  of the dashboard, into .screenshots; one of them into docs/images"
 	@echo "make chaos      three storms of two minutes and 10,000 kills (docs/chaos.md)"
+	@echo "make chaos-cluster  three nodes and a PostgreSQL: 100,000 tasks, 20 and 50 kills (docs/chaos.md)"
 
 demo: $(VENV)/.browser
 	@$(BIN)/musterd demo
@@ -167,6 +168,10 @@ CHAOS_RESTARTS ?= 10000
 chaos: $(VENV)/.dev
 	@$(BIN)/python -m pytest tests/chaos --long \
 		--chaos-seconds $(CHAOS_SECONDS) --chaos-restarts $(CHAOS_RESTARTS) $(CHAOS)
+
+CHAOS_TASKS ?= 100000
+chaos-cluster: $(VENV)/.dev | debian-postgres
+	@$(BIN)/python -m pytest tests/cluster/test_chaos_cluster.py -q -s --chaos-tasks $(CHAOS_TASKS) $(CHAOS)
 
 # Install into a virtual environment of the system's interpreter, which every user can read. Build from a
 # copy, so that root leaves no files in this directory. Both targets may be stopped anywhere and run
@@ -304,5 +309,5 @@ $(VENV)/.cluster: $(VENV)/.base
 
 $(VENV)/.dev: $(VENV)/.browser | debian-build
 	@echo "installing what the tests need"
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[alerts,browser,cluster,systemd,yaml,web,dev]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[alerts,browser,cluster,sessions,systemd,yaml,web,dev]'
 	@touch $@

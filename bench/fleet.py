@@ -20,6 +20,7 @@ from musterd import Client, MusterdError
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import FATAL, RUNNING, FleetStatus, WorkerStatus
 from musterd.supervisor.ctl.connection import Connection
+from musterd.supervisor.system.linux import die_with_parent
 
 ROOT = Path(__file__).resolve().parent.parent
 BENCH_WORKERS = "bench.workers"
@@ -81,6 +82,11 @@ def _python_path() -> str:
     return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 
 
+def _end_with_parent() -> None:
+    """Have the daemon stop in order when the benchmark is killed."""
+    die_with_parent(signal.SIGTERM)
+
+
 class Fleet:
     """`with Fleet(folder, "full", {"parser": (PARSER_WORKER, 2)}) as fleet: ...`"""
 
@@ -135,6 +141,7 @@ class Fleet:
                 stderr=log,
                 cwd=self.folder,
                 env={**os.environ, "PYTHONPATH": _python_path()},
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - a system call, and nothing else
             )
         if not wait:
             return

@@ -28,6 +28,10 @@ class StateError(MusterdError):
     """The state of an operation cannot be kept."""
 
 
+class SessionError(MusterdError):
+    """A session cannot be used, opened or kept."""
+
+
 class LockTimeout(MusterdError, TimeoutError):
     """The lock was not free in time. `holder` names its holder."""
 
@@ -35,6 +39,39 @@ class LockTimeout(MusterdError, TimeoutError):
         super().__init__(message)
         self.name = name
         self.holder = holder
+
+
+class EmptyPage(MusterdError):
+    """The page has no text where a watched value was."""
+
+
+class LoggedOut(MusterdError):
+    """The site does not know us any more. A handler may raise it, too.
+
+    The handler of a task with a session is called once more, after another login; the second
+    LoggedOut is a failure.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args or ("the site asks for a login",))
+
+
+class ChallengePage(MusterdError):
+    """The site wants to be shown that a person looks at it."""
+
+
+class ProxyFailed(MusterdError):
+    """A proxy did not pass the request on; the site was not reached.
+
+    `everywhere`: it is of no use for other sites either.
+    """
+
+    unwell = False  # says nothing about the site: its breaker does not count it
+
+    def __init__(self, message: str, *, everywhere: bool = True, retry_after: float = 0.0) -> None:
+        super().__init__(message)
+        self.everywhere = everywhere
+        self.retry_after = retry_after
 
 
 class TaskError(MusterdError):
@@ -61,6 +98,30 @@ class UnknownTask(Rejected):
 
 class InvalidTask(Rejected, ValueError):
     """The task cannot run with these arguments, options, size or id."""
+
+
+class ScheduleError(MusterdError):
+    """Root of the errors of a schedule: what was asked was not done."""
+
+
+class InvalidSchedule(ScheduleError, ValueError):
+    """Schedules cannot be put or deleted; `problems` has what is wrong, by name."""
+
+    def __init__(self, text: str, problems: dict[str, list[str]]) -> None:
+        super().__init__(text)
+        self.problems = problems
+
+
+class UnknownSchedule(ScheduleError, LookupError):
+    """There is no schedule of this name."""
+
+
+class StillRunning(ScheduleError):
+    """The last run of the schedule, `task`, has not ended."""
+
+    def __init__(self, text: str, task: str) -> None:
+        super().__init__(text)
+        self.task = task
 
 
 class TaskFailed(TaskError):
@@ -105,3 +166,15 @@ class TaskExpired(TaskError):
 
 class TaskMissing(TaskError):
     """No task has this id: it was never accepted, or was trimmed by `keep_results`."""
+
+
+class HistoryUnavailable(MusterdError):
+    """Results of a schedule cannot be read now, or are not kept here; the message says why."""
+
+
+class NothingFound(TaskError):
+    """A result that is watched has nothing where something is watched: never a change."""
+
+
+class NotANumber(TaskError, ValueError):
+    """A schedule has `above`, `below` or `by`, and what it watches is not one number."""

@@ -16,6 +16,7 @@ from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import events
 from musterd.supervisor.log.worker_output import Outputs
+from musterd.supervisor.store.artefacts import ArtefactFiles
 from musterd.supervisor.store.requests import StoreRequests
 
 
@@ -25,12 +26,25 @@ class Shell(Protocol):
     fleet: Fleet  # to look at; it changes by feed() alone
     store_requests: StoreRequests
     outputs: Outputs
+    artefacts: ArtefactFiles
 
     def feed(self, event: object) -> None:
         """Hand an event to the core and perform the actions it answers with."""
 
     def submit(self, event: events.TasksSubmitted) -> None:
         """Feed new tasks: complete what `@task` declares, refuse what gives a secret away."""
+
+    def put_schedules(
+        self,
+        puts: list[tuple[str, bytes]],
+        peer: bytes,
+        request: int = 0,
+        *,
+        paused: frozenset[str] = frozenset(),
+        replace: bool = True,
+        dry_run: bool = False,
+    ) -> None:
+        """Feed schedules that are added at run time: refuse those that a file could not have."""
 
     def shut_down(self, reason: str) -> None:
         """Begin a shutdown, or speed up the one that is under way."""

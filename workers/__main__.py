@@ -5,6 +5,7 @@
                                    tasks at once
     backoff=MODULE:FUNCTION        a strategy of retries
     exception=MODULE:ERROR         an exception that a breaker is to count
+    function=MODULE:FUNCTION       the login of a session
 
 Standard input has the details (Given). Exit code 0: yes. Else the last line on standard output is a
 JSON object: what is wrong, by subject; "" is the worker or function itself.
@@ -33,6 +34,7 @@ from musterd.workers.runtime.run import check_concurrency, load
 BACKOFF = "backoff="
 CONCURRENCY = "concurrency="
 EXCEPTION = "exception="
+FUNCTION = "function="
 GIVEN = "--given"
 USAGE = 2
 
@@ -66,6 +68,9 @@ def _answer(question: str, given: Given) -> dict[str, str]:
         return {}
     if question.startswith(EXCEPTION):
         _load_exception(question.removeprefix(EXCEPTION))
+        return {}
+    if question.startswith(FUNCTION):
+        _load_function(question.removeprefix(FUNCTION))
         return {}
     number, _, worker = question.removeprefix(CONCURRENCY).rpartition("=")
     loaded = load(worker)
@@ -109,6 +114,13 @@ def _load_exception(name: str) -> None:
         found = getattr(found, part, None)
     if not (isinstance(found, type) and issubclass(found, BaseException)):
         raise ConfigurationError(f"module {module_name} has no exception {path!r}: correct it")
+
+
+def _load_function(name: str) -> None:
+    module_name, _, function = name.partition(":")
+    found = getattr(importlib.import_module(module_name), function, None)
+    if not callable(found):
+        raise ConfigurationError(f"module {module_name} has no function {function!r}: correct it")
 
 
 if __name__ == "__main__":

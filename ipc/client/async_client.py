@@ -12,7 +12,7 @@ from inspect import isawaitable
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from musterd.ipc.client import exit_flush
+from musterd.ipc.client import exit_flush, history
 from musterd.ipc.client.changes import AsyncChangeReader, Following
 from musterd.ipc.client.handle import (
     EXIT_FLUSH_SECONDS,
@@ -27,12 +27,14 @@ from musterd.ipc.client.handle import (
     taken_apart,
     unreported_error,
 )
+from musterd.ipc.client.history import KeptResult
 from musterd.ipc.client.link import Link, give_up_at
-from musterd.ipc.client.record import Inspection, TaskRecord
+from musterd.ipc.client.record import Inspection, Question, TaskRecord
+from musterd.ipc.client.schedules import AsyncSchedules, Make
 from musterd.ipc.client.taskspec import TaskOptions, checked_id, checked_invalidation, make_spec
-from musterd.ipc.errors import MusterdError, NotConnected
+from musterd.ipc.errors import HistoryUnavailable, MusterdError, NotConnected, UnknownSchedule
 from musterd.ipc.wire import waits
-from musterd.ipc.wire.messages import Outcome, ProgressNote, TaskSpec, TaskView
+from musterd.ipc.wire.messages import Change, History, Outcome, ProgressNote, TaskSpec, TaskView
 
 log = logging.getLogger("musterd.client")
 
@@ -126,6 +128,7 @@ class AsyncClient:
         self._conditions = 0
         self._callbacks: set[asyncio.Future[None]] = set()  # callbacks that are being awaited
         self._unclosed = True
+        self.schedules = AsyncSchedules(self)
         exit_flush.remember(self, self._link, seconds, AsyncClient._finish)
 
     def __repr__(self) -> str:
@@ -257,6 +260,9 @@ class AsyncClient:
         Covers the named schedules, or all of them, from this call on. Survives restarts of the
         daemon: of the changes missed while the daemon was away, the newest of each schedule is
         delivered. TimeoutError if the next change takes longer than `timeout`.
+
+        A change has `before` and `after`, the `fields` that differ, a unified `diff`, `at`, the
+        `task` that found it, and `again` if the daemon may have told it before.
         """
         self._running_loop()
         following, session = Following(schedules), self._session
@@ -266,8 +272,32 @@ class AsyncClient:
             following,
             partial(self._wait, following.any_unread, timeout, "the next change"),
             self.task,
+            partial(self._recall, timeout=timeout),
             partial(session.unfollow, following),
         )
+
+    async def history(
+        self, schedule: str, n: int = 20, timeout: float | None = None
+    ) -> list[KeptResult]:
+        """Return the last `n` different results of a schedule with `notify`, oldest first.
+
+        UnknownSchedule if there is none of this name.
+        """
+        return await self._ask_history(history.question(schedule, n), timeout)
+
+    async def _recall(self, change: Change, timeout: float | None) -> list[KeptResult]:
+        """Return the results of a change that the daemon has kept."""
+        if not change.number:
+            return []
+        try:
+            return await self._ask_history(history.question_about(change), timeout)
+        except (HistoryUnavailable, UnknownSchedule):  # not kept there; the schedule was removed
+            return []
+
+    async def _ask_history(self, question: History, timeout: float | None) -> list[KeptResult]:
+        inspection = self._session.history(self._now_ns(), question)
+        await self._wait_for_answer(inspection, timeout, f"the history of {question.schedule!r}")
+        return history.results_of(inspection.entries)
 
     async def invalidate(
         self, key: str = "", *, prefix: str | None = None, timeout: float | None = None
@@ -282,6 +312,18 @@ class AsyncClient:
         inspection = self._session.advise(self._now_ns())
         await self._wait_for_answer(inspection, timeout, "the recommended number of workers")
         return inspection.workers
+
+    async def _ask_all(self, made: list[Make], timeout: float | None, what: str) -> list[Question]:
+        """Ask about schedules; return when all is answered."""
+        now_ns, session = self._now_ns(), self._session
+        questions = [session.ask(now_ns, Question(make)) for make in made]
+        try:
+            await self._wait(lambda: all(each.answered for each in questions), timeout, what)
+        finally:
+            for each in questions:
+                if not each.answered:
+                    session.drop(each)
+        return questions
 
     async def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if one was rejected unseen."""

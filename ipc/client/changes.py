@@ -7,9 +7,11 @@ changes as they come. The first answer is the reader's starting point and no new
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
+from musterd.ipc.client.history import KeptResult
 from musterd.ipc.client.taskspec import shown
+from musterd.ipc.watching.difference import FieldChange, changed_fields, summary, unified_diff
 from musterd.ipc.wire.messages import Change, Changes
 
 UNREAD_MAX = 1_000  # changes kept for a slow reader; the oldest are dropped first
@@ -17,6 +19,7 @@ UNREAD_MAX = 1_000  # changes kept for a slow reader; the oldest are dropped fir
 HandleT = TypeVar("HandleT")
 Waited = TypeVar("Waited")
 Found = TypeVar("Found")
+Kept = TypeVar("Kept")
 
 
 class Following:
@@ -45,36 +48,69 @@ class Following:
     def any_unread(self) -> bool:
         return bool(self.unread)
 
+    def read(self, change: Change) -> None:
+        """Take a change that the user gets; many others may have pushed it out."""
+        if self.unread and self.unread[0] is change:
+            self.unread.popleft()
+
 
 class ResultChange(Generic[HandleT]):
-    """New result of a schedule; `task` is the run that returned it."""
+    """New result of a schedule; `task` is the run that returned it.
 
-    __slots__ = ("digest", "schedule", "task")
+    `before` and `after` are the results, or the parts of them that are watched.
+    """
 
-    def __init__(self, change: Change, task: HandleT) -> None:
+    __slots__ = ("after", "again", "at", "before", "cut", "digest", "schedule", "task")
+
+    def __init__(self, change: Change, task: HandleT, kept: list[KeptResult]) -> None:
+        found = {each.number: each for each in kept}
+        before, after = found.get(change.before), found.get(change.number)
         self.schedule = change.schedule
         self.task = task
-        self.digest = change.digest  # SHA-256 of the result
+        self.digest = change.digest  # SHA-256 of the result, or of the part that is watched
+        self.at = change.at_ns / 1e9  # seconds of wall-clock time
+        self.again = change.again  # the daemon was not sure that it had told this before it died
+        self.before: Any = before.value if before is not None else None
+        self.after: Any = after.value if after is not None else None
+        # One of them is not kept, or only its beginning.
+        self.cut = before is None or after is None or before.cut or after.cut
+
+    @property
+    def fields(self) -> dict[str, FieldChange]:
+        """Fields that differ, if both results are dicts: name -> FieldChange(before, after)."""
+        return changed_fields(self.before, self.after)
+
+    @property
+    def diff(self) -> str:
+        """Unified diff of two texts; other results are compared as indented JSON."""
+        return unified_diff(self.before, self.after)
+
+    @property
+    def summary(self) -> str:
+        """What has changed, in one line."""
+        return summary(self.before, self.after)
 
     def __repr__(self) -> str:
         return f"<change of {self.schedule}: {self.task!r}>"
 
 
-class _Reader(Generic[Waited, Found]):
+class _Reader(Generic[Waited, Found, Kept]):
     def __init__(
         self,
         following: Following,
         wait: Callable[[], Waited],
         find: Callable[[str], Found],
+        recall: Callable[[Change], Kept],
         stop: Callable[[], None],
     ) -> None:
         self._following = following
         self._wait = wait
         self._find = find
+        self._recall = recall
         self.close = stop
 
 
-class ChangeReader(_Reader[None, HandleT]):
+class ChangeReader(_Reader[None, HandleT, list[KeptResult]]):
     """Endless iterator that Client.changes() returns."""
 
     def __iter__(self) -> Self:
@@ -82,11 +118,13 @@ class ChangeReader(_Reader[None, HandleT]):
 
     def __next__(self) -> ResultChange[HandleT]:
         self._wait()
-        change = self._following.unread.popleft()
-        return ResultChange(change, self._find(change.task))
+        change = self._following.unread[0]
+        kept = self._recall(change)  # may take too long: then the change is still unread
+        self._following.read(change)
+        return ResultChange(change, self._find(change.task), kept)
 
 
-class AsyncChangeReader(_Reader[Awaitable[None], Awaitable[HandleT]]):
+class AsyncChangeReader(_Reader[Awaitable[None], Awaitable[HandleT], Awaitable[list[KeptResult]]]):
     """Endless iterator that AsyncClient.changes() returns."""
 
     def __aiter__(self) -> Self:
@@ -94,5 +132,7 @@ class AsyncChangeReader(_Reader[Awaitable[None], Awaitable[HandleT]]):
 
     async def __anext__(self) -> ResultChange[HandleT]:
         await self._wait()
-        change = self._following.unread.popleft()
-        return ResultChange(change, await self._find(change.task))
+        change = self._following.unread[0]
+        kept = await self._recall(change)
+        self._following.read(change)
+        return ResultChange(change, await self._find(change.task), kept)

@@ -2,7 +2,20 @@
 
 from collections.abc import Callable
 
-from musterd.ipc.wire.messages import Outcome, ProgressNote, Rejection, TaskSpec, TaskView
+from musterd.ipc.wire.history import Entries
+from musterd.ipc.wire.messages import (
+    History,
+    Outcome,
+    ProgressNote,
+    Rejection,
+    TaskSpec,
+    TaskView,
+)
+from musterd.ipc.wire.schedule_messages import (
+    ScheduleAnswer,
+    ScheduleMessage,
+    Schedules,
+)
 
 # Bytes of a task beside its arguments: id, name, target, key and numbers.
 _TASK_OVERHEAD_BYTES = 800
@@ -44,17 +57,33 @@ def _size_of(spec: TaskSpec) -> int:
 
 
 class Inspection:
-    """Unanswered question for a TaskView, or for advice where there is no id."""
+    """Unanswered question for a TaskView, for results of a schedule, or for advice."""
 
-    __slots__ = ("ahead", "answered", "id", "view", "workers")
+    __slots__ = ("ahead", "answered", "entries", "history", "id", "view", "workers")
 
-    def __init__(self, task_id: str, ahead: bytes | None = None) -> None:
+    def __init__(
+        self, task_id: str, ahead: bytes | None = None, history: History | None = None
+    ) -> None:
         self.id = task_id
+        self.history = history
         # message sent before the question, and done once the question is answered
         self.ahead = ahead
         self.answered = False
         self.view: TaskView | None = None
         self.workers: dict[str, int] = {}
+        self.entries: Entries | None = None
+
+
+class Question:
+    """Unanswered question about schedules, made anew for each connection."""
+
+    __slots__ = ("answer", "answered", "asked", "make")
+
+    def __init__(self, make: Callable[[int, bool], ScheduleMessage]) -> None:
+        self.make = make  # makes the message: a request number, and whether it was sent before
+        self.asked = 0  # how often
+        self.answered = False
+        self.answer: ScheduleAnswer | Schedules | None = None
 
 
 class SubmitRequest:

@@ -22,10 +22,14 @@ from collections import deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import count, islice
+from typing import TypeVar
+
+from msgspec import structs
 
 from musterd.ipc.client.changes import Following
-from musterd.ipc.client.record import Inspection, SubmitRequest, TaskRecord
+from musterd.ipc.client.record import Inspection, Question, SubmitRequest, TaskRecord
 from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.history import Entries
 from musterd.ipc.wire.messages import (
     BATCH_BYTES_MAX,
     BATCH_TASKS_MAX,
@@ -37,8 +41,10 @@ from musterd.ipc.wire.messages import (
     Advise,
     Cancel,
     Changes,
+    ClientMessage,
     Follow,
     Hello,
+    History,
     Inspect,
     Inspected,
     Invalidate,
@@ -52,6 +58,11 @@ from musterd.ipc.wire.messages import (
     Submit,
     Watch,
     Welcome,
+)
+from musterd.ipc.wire.schedule_messages import (
+    ScheduleAnswer,
+    ScheduleReply,
+    Schedules,
 )
 
 MILLISECOND_NS = 1_000_000
@@ -79,6 +90,8 @@ TASK_MISSING = "TaskMissing"  # our own Rejection.code: the answer to a Watch wa
 _SOFTWARE = "musterd.ipc.client"
 _NO_TASK = "-"  # an id that no task has
 
+Asked = TypeVar("Asked", Inspection, Question)
+
 
 class Session:
     def __init__(self, name: str = "") -> None:
@@ -105,7 +118,7 @@ class Session:
         self._requests: dict[int, SubmitRequest] = {}
         self._retries: list[tuple[int, int, TaskRecord]] = []
         self._retry_order = count()
-        self._inspections: dict[int, Inspection] = {}
+        self._inspections: dict[int, Inspection | Question] = {}
         self._inspection_numbers = count(1)
         self._cancels: dict[str, None] = {}
         self._followings: list[Following] = []
@@ -179,7 +192,15 @@ class Session:
         """Ask how many workers the pools should have."""
         return self._inquire(now_ns, Inspection(""))
 
-    def _inquire(self, now_ns: int, inspection: Inspection) -> Inspection:
+    def history(self, now_ns: int, question: History) -> Inspection:
+        """Ask for results of a schedule."""
+        return self._inquire(now_ns, Inspection("", history=question))
+
+    def ask(self, now_ns: int, question: Question) -> Question:
+        """Ask about schedules."""
+        return self._inquire(now_ns, question)
+
+    def _inquire(self, now_ns: int, inspection: Asked) -> Asked:
         number = next(self._inspection_numbers)
         self._inspections[number] = inspection
         self.seal(now_ns)
@@ -187,10 +208,17 @@ class Session:
             self._ask(number, inspection)
         return inspection
 
-    def _ask(self, number: int, inspection: Inspection) -> None:
+    def _ask(self, number: int, inspection: Inspection | Question) -> None:
+        if isinstance(inspection, Question):
+            self.outbox.append(encode(inspection.make(number, inspection.asked > 0)))
+            inspection.asked += 1
+            return
         if inspection.ahead is not None:
             self.outbox.append(inspection.ahead)
-        question = Inspect(number, inspection.id) if inspection.id else Advise(number)
+        if inspection.history is not None:
+            question: ClientMessage = structs.replace(inspection.history, request=number)
+        else:
+            question = Inspect(number, inspection.id) if inspection.id else Advise(number)
         self.outbox.append(encode(question))
 
     def follow(self, following: Following) -> None:
@@ -203,7 +231,7 @@ class Session:
         if following in self._followings:
             self._followings.remove(following)
 
-    def drop(self, inspection: Inspection) -> None:
+    def drop(self, inspection: Inspection | Question) -> None:
         """Forget an answer that nobody waits for any more."""
         for number, known in self._inspections.items():
             if known is inspection:
@@ -294,7 +322,7 @@ class Session:
 
     # -- what the supervisor says -------------------------------------------------------------
 
-    def receive(self, now_ns: int, message: ServerMessage) -> None:
+    def receive(self, now_ns: int, message: ServerMessage | ScheduleReply) -> None:
         self.progress = True
         match message:
             case Results():
@@ -314,20 +342,26 @@ class Session:
                     following.hear(message)
             case Missing():
                 self._miss(message.ids)
-            case Inspected() | Advice():
+            case Inspected() | Advice() | Entries() | ScheduleAnswer() | Schedules():
                 self._answer(message)
             case Refused():
                 self._refuse(message.reason, message.protocol)
         self._not_silent(now_ns)
 
-    def _answer(self, message: Inspected | Advice) -> None:
-        inspection = self._inspections.pop(message.request, None)
-        if inspection is None:
-            return
-        if isinstance(message, Advice):
-            inspection.workers = message.workers
-        else:
-            inspection.view = message.view
+    def _answer(self, message: Inspected | Advice | Entries | ScheduleReply) -> None:
+        inspection = self._inspections.get(message.request)
+        match inspection, message:
+            case Question(), ScheduleAnswer() | Schedules():
+                inspection.answer = message
+            case Inspection(), Advice():
+                inspection.workers = message.workers
+            case Inspection(), Entries():
+                inspection.entries = message
+            case Inspection(), Inspected():
+                inspection.view = message.view
+            case _:  # nobody waits for it, or not for this
+                return
+        del self._inspections[message.request]
         inspection.answered = True
 
     def _welcome(self, now_ns: int, message: Welcome) -> None:

@@ -9,6 +9,7 @@ from inspect import iscoroutinefunction
 from types import TracebackType
 from typing import Any, Self, Unpack
 
+from musterd.ipc.client import history
 from musterd.ipc.client.changes import ChangeReader, Following
 from musterd.ipc.client.driver import Driver
 from musterd.ipc.client.handle import (
@@ -24,8 +25,10 @@ from musterd.ipc.client.handle import (
     taken_apart,
     unreported_error,
 )
+from musterd.ipc.client.history import KeptResult
 from musterd.ipc.client.link import Link
-from musterd.ipc.client.record import Inspection, TaskRecord
+from musterd.ipc.client.record import Inspection, Question, TaskRecord
+from musterd.ipc.client.schedules import Make, Schedules
 from musterd.ipc.client.taskspec import (
     TaskOptions,
     checked_id,
@@ -33,9 +36,9 @@ from musterd.ipc.client.taskspec import (
     make_spec,
     shown,
 )
-from musterd.ipc.errors import InvalidTask, MusterdError
+from musterd.ipc.errors import HistoryUnavailable, InvalidTask, MusterdError, UnknownSchedule
 from musterd.ipc.wire import waits
-from musterd.ipc.wire.messages import Outcome, ProgressNote, TaskSpec, TaskView
+from musterd.ipc.wire.messages import Change, History, Outcome, ProgressNote, TaskSpec, TaskView
 
 log = logging.getLogger("musterd.client")
 
@@ -122,6 +125,7 @@ class Client:
         self._link = Link(socket)
         self._driver = Driver(self._link, seconds)
         self._closed = False
+        self.schedules = Schedules(self)
 
     def __repr__(self) -> str:
         return f"<Client {self._link.path}>"
@@ -259,6 +263,9 @@ class Client:
         Covers the named schedules, or all of them, from this call on. Survives restarts of the
         daemon: of the changes missed while the daemon was away, the newest of each schedule is
         delivered. TimeoutError if the next change takes longer than `timeout`.
+
+        A change has `before` and `after`, the `fields` that differ, a unified `diff`, `at`, the
+        `task` that found it, and `again` if the daemon may have told it before.
         """
         driver, following = self._driver, Following(schedules)
         driver.tell(lambda _: driver.session.follow(following))
@@ -266,8 +273,31 @@ class Client:
             following,
             partial(driver.wait, following.any_unread, timeout, "the next change"),
             self.task,
+            partial(self._recall, timeout=timeout),
             lambda: driver.tell(lambda _: driver.session.unfollow(following)),
         )
+
+    def history(self, schedule: str, n: int = 20, timeout: float | None = None) -> list[KeptResult]:
+        """Return the last `n` different results of a schedule with `notify`, oldest first.
+
+        UnknownSchedule if there is none of this name.
+        """
+        return self._ask_history(history.question(schedule, n), timeout)
+
+    def _recall(self, change: Change, timeout: float | None) -> list[KeptResult]:
+        """Return the results of a change that the daemon has kept."""
+        if not change.number:
+            return []
+        try:
+            return self._ask_history(history.question_about(change), timeout)
+        except (HistoryUnavailable, UnknownSchedule):  # not kept there; the schedule was removed
+            return []
+
+    def _ask_history(self, question: History, timeout: float | None) -> list[KeptResult]:
+        driver = self._driver
+        inspection = driver.tell(lambda now_ns: driver.session.history(now_ns, question))
+        _wait_for_answer(driver, inspection, timeout, f"the history of {question.schedule!r}")
+        return history.results_of(inspection.entries)
 
     def invalidate(
         self, key: str = "", *, prefix: str | None = None, timeout: float | None = None
@@ -283,6 +313,21 @@ class Client:
         inspection = driver.tell(driver.session.advise)
         _wait_for_answer(driver, inspection, timeout, "the recommended number of workers")
         return inspection.workers
+
+    def _ask_all(self, made: list[Make], timeout: float | None, what: str) -> list[Question]:
+        """Ask about schedules; return when all is answered."""
+        driver, session = self._driver, self._driver.session
+        questions = driver.tell(
+            lambda now_ns: [session.ask(now_ns, Question(make)) for make in made]
+        )
+        try:
+            driver.wait(lambda: all(each.answered for each in questions), timeout, what)
+        finally:
+            with driver.lock:
+                for each in questions:
+                    if not each.answered:
+                        session.drop(each)
+        return questions
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if one was rejected unseen."""

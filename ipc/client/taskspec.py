@@ -22,6 +22,7 @@ from musterd.ipc.wire.messages import (
     NEVER_NS,
     NOT_GIVEN,
     PRIORITY_NAMES,
+    SESSION_CHARS_MAX,
     TASK_BYTES_MAX,
     TaskSpec,
     derived_key,
@@ -71,6 +72,7 @@ class TaskOptions(TypedDict, total=False):
     on_open: str  # while the target's breaker is open: wait, fail or fallback
     fallback: Any  # value where there is no last good result; implies on_open="fallback"
     fallback_on: str  # "open": only while the breaker is open; "failure": also for a failed task
+    session: str  # cookies and storage that outlive the task: a name of [sessions]
 
 
 def make_spec(
@@ -90,6 +92,7 @@ def make_spec(
     on_open: str = "",
     fallback: Any = UNSET,
     fallback_on: str = "",
+    session: str = "",
     **unknown: object,
 ) -> TaskSpec:
     """Return a checked TaskSpec with a new id; see TaskOptions. InvalidTask names a wrong value.
@@ -109,6 +112,9 @@ def make_spec(
         0 if _is_zero(delay) else _positive("delay", delay),
         0 if expires is None else _positive("expires", expires),
     )
+    if session is not _NO_TEXT:
+        named = _checked_text("session", session, 0, SESSION_CHARS_MAX)
+        spec = msgspec.structs.replace(spec, session=named)
     if not (key is _NO_TEXT and cache is None and debounce is None):
         spec = _with_key(spec, key, cache, debounce, args)
     if not (
@@ -128,14 +134,14 @@ def _with_key(
     key = _checked_text("key", key, 0, KEY_LENGTH_MAX)
     cache_ns, debounce_ns = _age_ns("cache", cache), _age_ns("debounce", debounce)
     if not key and {cache_ns, debounce_ns} - {0, NEVER_NS}:
-        key = key_of(spec.name, args)
+        key = key_of(spec.name, args, spec.session)
     return msgspec.structs.replace(spec, key=key, cache_ns=cache_ns, debounce_ns=debounce_ns)
 
 
-def key_of(name: str, args: Mapping[str, Any] | None) -> str:
-    """Return the key of a task without one: its name and a digest of its arguments."""
+def key_of(name: str, args: Mapping[str, Any] | None, session: str = "") -> str:
+    """Return the key of a task without one: its name and a digest of its arguments and session."""
     try:
-        return derived_key(name, _encode_sorted(dict(args or {})))
+        return derived_key(name, _encode_sorted(dict(args or {})) + session.encode())
     except TypeError as error:  # the arguments can be sent, but not sorted
         raise InvalidTask(
             f"the arguments of {name} cannot be made into a key ({error}): give a key"

@@ -2,6 +2,6 @@
 
 `forms` finds a value in text however it was encoded; `names` tells sensitive names from others.
 
-May import: ipc.wire.
+May import: ipc.errors, ipc.wire.
 Not for: storing values: the worker looks them up right before a handler runs.
 """

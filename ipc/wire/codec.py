@@ -14,6 +14,7 @@ from musterd.ipc.wire.messages import (
     ServerMessage,
     WorkerMessage,
 )
+from musterd.ipc.wire.schedule_messages import ScheduleMessage, ScheduleReply
 
 PATH_DEPTH_MAX = 16  # how far into a value its faulty part is looked for; a cycle has no end
 
@@ -22,8 +23,8 @@ encode = msgspec.msgpack.Encoder().encode
 # The bytes that a map or an array of msgpack may begin with: short, of 16 and of 32 bits.
 _BEGINNINGS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 
-_client = msgspec.msgpack.Decoder(ClientMessage)
-_server = msgspec.msgpack.Decoder(ServerMessage)
+_client = msgspec.msgpack.Decoder(ClientMessage | ScheduleMessage)
+_server = msgspec.msgpack.Decoder(ServerMessage | ScheduleReply)
 _worker = msgspec.msgpack.Decoder(WorkerMessage)
 _command = msgspec.msgpack.Decoder(CommandMessage)
 
@@ -89,12 +90,12 @@ def find_fault(
     return path, value, reason
 
 
-def decode_client(frame: bytes | bytearray) -> ClientMessage:
+def decode_client(frame: bytes | bytearray) -> ClientMessage | ScheduleMessage:
     """Decode a message that a client sent."""
     return checked(_client, frame)  # type: ignore[no-any-return]
 
 
-def decode_server(frame: bytes | bytearray) -> ServerMessage:
+def decode_server(frame: bytes | bytearray) -> ServerMessage | ScheduleReply:
     """Decode a message that the supervisor sent to a client."""
     return checked(_server, frame)  # type: ignore[no-any-return]
 

@@ -17,6 +17,8 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, msgpack
 
+from musterd.ipc.wire.history import Entries
+
 PROTOCOL = 1
 
 # Limits. A receiver drops a message over MESSAGE_BYTES_MAX; a client never makes one, because it
@@ -40,6 +42,12 @@ SAMPLES_MAX = 1000  # metrics sent at once
 SAMPLE_CHARS_MAX = 64  # of a metric's name, and of each label
 SAMPLE_LABELS_MAX = 4
 STATE_BYTES_MAX = 1024 * 1024  # one ctx.state value: a note of where to go on, not the data
+WATCH_BYTES_MAX = 8 * 1024  # rules of a schedule: which part of its results is watched, and how
+VIEW_BYTES_MAX = 256 * 1024  # the watched part of a result, as history keeps it
+VIEW_NUMBERS_MAX = 100
+SESSION_CHARS_MAX = 64
+SESSION_PREFIX = "session:"  # of the key of the state that keeps a session
+HISTORY_LIMIT_MAX = 1000  # results in one question
 LEASES_MAX = 1000  # in one message of a worker, which holds some hundred at most
 # Of a failure's message and traceback. A worker cuts both far below this limit
 # (workers/authoring/outcome.py), which leaves room for escapes added after the cut.
@@ -73,6 +81,8 @@ INVALID = "invalid"  # the arguments do not fit the handler; never retried
 TIMEOUT = "timeout"  # soft or hard timeout; may be retried
 CRASH = "crash"  # the worker died under the task
 CANCEL = "cancel"  # the handler was told to stop and did
+SHUT = "open"  # the task did not wait for its site, whose breaker is open; nothing has failed here
+SHUT_TYPE = "BreakerOpen"  # Failure.type of such a task
 POISON = "PoisonTask"  # Failure.type of a task that killed its workers and is not run any more
 
 USUAL = "usual"  # in a list of exceptions for a breaker: those that count without such a list
@@ -100,6 +110,7 @@ SampleText = Annotated[str, Meta(max_length=16 * SAMPLE_CHARS_MAX)]
 KEY_LENGTH_MAX = 200
 Key = Annotated[str, Meta(max_length=KEY_LENGTH_MAX)]
 Name32 = Annotated[str, Meta(max_length=32)]
+Session = Annotated[str, Meta(max_length=SESSION_CHARS_MAX)]
 KEY_DIGEST_BYTES = 16  # two sets of arguments collide less often than disks fail
 OnOpen = Literal["", "wait", "fail", "fallback"]
 FallbackOn = Literal["", "open", "failure"]
@@ -134,6 +145,19 @@ class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
     # msgpack of the value
     fallback: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] | None = None
     fallback_on: FallbackOn = ""  # "": as the task, target or class says, else open
+    session: Session = ""  # cookies and storage that outlive the task; one task of each at a time
+    # msgpack of rules for the worker, which says by a View what of the result is watched
+    watch: Annotated[bytes, Meta(max_length=WATCH_BYTES_MAX)] = b""
+
+
+class View(Struct, array_like=True, frozen=True, gc=False):
+    """The watched part of a result, as the worker sees it."""
+
+    digest: Word  # equal digests: nothing that is watched has changed
+    numbers: Annotated[dict[Word, float], Meta(max_length=VIEW_NUMBERS_MAX)] = {}  # by field
+    # msgpack of what history keeps; None: the result itself
+    kept: Annotated[bytes, Meta(max_length=VIEW_BYTES_MAX)] | None = None
+    cut: bool = False  # `kept` is only the beginning of it
 
 
 class Failure(Struct, array_like=True, frozen=True, gc=False):
@@ -146,6 +170,11 @@ class Failure(Struct, array_like=True, frozen=True, gc=False):
     status: Annotated[int, Meta(ge=0, le=STATUS_MAX)] = 0  # HTTP status where there is one
     retry_after_ns: Nanoseconds = 0  # when to come back, according to the handler or the site
     unwell: bool = False  # the site is unwell: circuit breakers count this failure
+
+    @property
+    def refused(self) -> bool:
+        """Whether a shut site refused the task, as it asked for: no dead letter."""
+        return self.kind == SHUT
 
 
 class Outcome(Struct, array_like=True, frozen=True, gc=False):
@@ -288,7 +317,17 @@ class Follow(Struct, array_like=True, tag="follow", frozen=True):
     """Ask for the Changes of all schedules: first the newest of each, then as they come."""
 
 
-ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow | Advise
+class History(Struct, array_like=True, tag="history", frozen=True):
+    """Ask for the newest results of a schedule, or for those of these numbers; answered by
+    Entries with the same request number."""
+
+    request: Number
+    schedule: Name
+    limit: Annotated[int, Meta(ge=1, le=HISTORY_LIMIT_MAX)] = HISTORY_LIMIT_MAX
+    numbers: Annotated[list[Number], Meta(max_length=HISTORY_LIMIT_MAX)] = []
+
+
+ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow | Advise | History
 
 # -- supervisor -> client ---------------------------------------------------------------------
 
@@ -353,7 +392,11 @@ class Change(Struct, array_like=True, frozen=True):
 
     schedule: str
     task: str  # id of the run that returned it
-    digest: str = ""  # SHA-256 of the result
+    digest: str = ""  # SHA-256 of the result, or of the part that is watched
+    at_ns: int = 0  # wall-clock time
+    number: int = 0  # of the result in the schedule's history; 0: nothing is kept of it
+    before: int = 0  # of the result before it
+    again: bool = False  # told once more, because the supervisor was not sure
 
 
 class Changes(Struct, array_like=True, tag="changes", frozen=True):
@@ -375,6 +418,7 @@ ServerMessage = (
     | ProgressNote
     | Changes
     | Advice
+    | Entries
 )
 
 # -- worker -> supervisor ---------------------------------------------------------------------
@@ -408,6 +452,7 @@ class Completion(Struct, array_like=True, frozen=True, gc=False):
     # Computed in the worker where the backoff is user code.
     retry_delay_ns: Annotated[int, Meta(ge=NOT_GIVEN, le=2**62)] = NOT_GIVEN
     clears: Key = ""  # key of the state that a success makes obsolete
+    view: View | None = None  # where the lease has rules in `watch`, and the handler succeeded
 
 
 class Sample(Struct, array_like=True, frozen=True, gc=False):
@@ -485,6 +530,13 @@ WorkerMessage = (
 # -- supervisor -> worker ---------------------------------------------------------------------
 
 
+class Fetching(Struct, array_like=True, frozen=True, gc=False):
+    """How pages of a site are fetched, as its target says."""
+
+    proxies: tuple[str, ...] = ()  # addresses, or "secret:NAME" of one
+    robots: bool | None = None  # keep to robots.txt; None: as the pool's options say
+
+
 class Lease(Struct, array_like=True, frozen=True, gc=False):
     """One attempt of one task, given to one worker."""
 
@@ -498,6 +550,9 @@ class Lease(Struct, array_like=True, frozen=True, gc=False):
     # function of the worker's side that computes the pause before the next attempt
     backoff: str = ""
     counts: tuple[str, ...] | None = None  # exceptions that say the site is unwell; None: the usual
+    session: str = ""
+    watch: bytes = b""
+    fetching: Fetching | None = None  # where the site's target says anything about it
 
 
 class Assign(Struct, array_like=True, tag="assign", frozen=True, gc=False):

@@ -1,8 +1,8 @@
 """Send alerts: a sidecar that follows the daemon's events and applies the rules of [[alerts]].
 
-`rules` and `kinds` are pure: they decide which message is sent, and when. `process` follows the
-daemon's events, `couriers` delivers each message by a process of its own.
+`rules`, `changes` and `kinds` are pure: they decide which message is sent, and when. `process`
+follows the daemon's events, `couriers` delivers each message by a process of its own.
 
-May import: api, ipc.resilience, ipc.secrets, processes, system.
+May import: api, ipc.resilience, ipc.secrets, ipc.watching, processes, system.
 Not for: reading [[alerts]] from the configuration (config/alerts.py).
 """

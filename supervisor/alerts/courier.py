@@ -25,7 +25,9 @@ from msgspec import Struct
 
 from musterd.ipc.secrets.forms import Written, scrub
 from musterd.ipc.secrets.lookup import MissingSecret, find_secret, read_secret
+from musterd.supervisor.alerts.rules import Message
 from musterd.supervisor.alerts.settings import Destination
+from musterd.supervisor.alerts.wording import Room, as_data, severity, texts
 from musterd.supervisor.processes.handles import follow_output, how_it_ended
 from musterd.supervisor.system.linux import (
     become_subreaper,
@@ -45,18 +47,21 @@ _PARTS = re.compile(r"[/:@?&=,]+")
 
 class Delivery(Struct, frozen=True):
     destination: Destination
-    title: str
-    body: str
-    severity: str
-    data: dict[str, Any]  # for a command
+    message: Message
+    host: str
 
 
 class Undelivered(Exception):
     """Why delivery failed; may still hold a secret."""
 
+    def __init__(self, why: str, arrived: int = 0) -> None:
+        super().__init__(why)
+        self.arrived = arrived
+
 
 class Outcome(Struct, frozen=True):
     error: str = ""
+    arrived: int = 0  # lines of the message that were delivered before the error
 
 
 def url_of(destination: Destination) -> str:
@@ -94,25 +99,34 @@ def notify(url: str, call: Delivery) -> None:
     """Send the message through apprise; Undelivered if the service refuses it."""
     try:
         import apprise
+        from apprise.plugins.custom_json import NotifyJSON
     except ImportError:
         raise Undelivered("apprise is not installed: install musterd[alerts]") from None
     capture = apprise.LogCapture(  # type: ignore[no-untyped-call,unused-ignore]
         level=logging.WARNING, fmt="%(message)s"
     )
     with capture as said:
-        service = apprise.Apprise()
-        if not service.add(url):
+        services = apprise.Apprise()
+        if not services.add(url):
             scheme = url.partition("://")[0]
             raise Undelivered(f"apprise cannot use the URL of scheme {scheme[:20]!r}: check it")
-        taken = service.notify(
-            body=call.body,
-            title=call.title,
-            notify_type=apprise.NotifyType(call.severity),
-            body_format=apprise.NotifyFormat.TEXT,
-        )
-        if not taken:
-            lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
-            raise Undelivered("; ".join(lines) or "the service refused it")
+        service: Any = services[0]
+        if isinstance(service, NotifyJSON) and not call.message.test:
+            data = as_data(call.message, call.host, call.destination)
+            service.payload_extras["musterd"] = data
+        room = Room(max(0, service.title_maxlen), service.body_maxlen)
+        arrived = 0
+        for text in texts(call.message, call.host, call.destination, room):
+            taken = services.notify(
+                body=text.body,
+                title=text.title,
+                notify_type=apprise.NotifyType(severity(call.message)),
+                body_format=apprise.NotifyFormat.TEXT,
+            )
+            if not taken:
+                lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
+                raise Undelivered("; ".join(lines) or "the service refused it", arrived)
+            arrived += text.lines
 
 
 # -- through a command ------------------------------------------------------------------------
@@ -121,7 +135,9 @@ def notify(url: str, call: Delivery) -> None:
 def run(call: Delivery) -> None:
     """Run the command; Undelivered unless it exits with 0 in time."""
     seconds = call.destination.timeout_ns / 1e9
-    given = memory_file(msgspec.json.encode(call.data) + b"\n")
+    given = memory_file(
+        msgspec.json.encode(as_data(call.message, call.host, call.destination)) + b"\n"
+    )
     become_subreaper()  # all its processes stay below us
     try:
         process = subprocess.Popen(
@@ -182,9 +198,8 @@ def deliver(call: Delivery) -> Outcome:
             notify(url, call)
     except Undelivered as error:
         text = " ".join(str(error).split())
-        return Outcome(
-            without_secrets(text, url)[:ERROR_CHARS_MAX] if url else text[:ERROR_CHARS_MAX]
-        )
+        hidden = without_secrets(text, url) if url else text
+        return Outcome(hidden[:ERROR_CHARS_MAX], error.arrived)
     except Exception as error:  # noqa: BLE001 - a plug-in may raise anything: report it
         text = f"{type(error).__name__}: {error}"
         return Outcome(without_secrets(text, url)[:ERROR_CHARS_MAX])

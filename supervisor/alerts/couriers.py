@@ -14,7 +14,6 @@ from msgspec import Struct
 from musterd.supervisor.alerts.courier import Delivery, Outcome
 from musterd.supervisor.alerts.rules import Message
 from musterd.supervisor.alerts.settings import Destination
-from musterd.supervisor.alerts.wording import as_data, body, severity, title
 from musterd.supervisor.system.linux import memory_file
 
 COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.alerts.courier")  # -P: cwd is not first
@@ -23,7 +22,7 @@ COURIERS_MAX = 4  # at a time: each takes some 50 MB with apprise
 SLACK_NS = 15_000_000_000
 ANSWER_BYTES_MAX = 4096
 
-Then = Callable[[str], None]  # gets why delivery failed, or ""
+Then = Callable[[Outcome], None]
 
 
 class _Courier(Struct, eq=False):
@@ -55,18 +54,12 @@ class Couriers:
             try:
                 self._out.append(self._make(now_ns, message, destination, then))
             except OSError as error:
-                then(f"no courier can be started: {error.strerror}")
+                then(Outcome(f"no courier can be started: {error.strerror}"))
 
     def _make(
         self, now_ns: int, message: Message, destination: Destination, then: Then
     ) -> _Courier:
-        call = Delivery(
-            destination,
-            title(message, self._host),
-            body(message),
-            severity(message),
-            as_data(message, self._host),
-        )
+        call = Delivery(destination, message, self._host)
         given = memory_file(msgspec.json.encode(call))  # not in arguments, which ps shows
         try:
             process = subprocess.Popen(
@@ -101,13 +94,13 @@ class Couriers:
             said = process.stdout.read(ANSWER_BYTES_MAX) or b""
         code = process.wait()
         if courier.overdue:
-            error = "it was killed: it took too long"
+            outcome = Outcome("it was killed: it took too long")
         else:
             try:
-                error = msgspec.json.decode(said, type=Outcome).error
+                outcome = msgspec.json.decode(said, type=Outcome)
             except msgspec.DecodeError:
-                error = f"its courier ended with {code} and said nothing"
-        courier.then(error)
+                outcome = Outcome(f"its courier ended with {code} and said nothing")
+        courier.then(outcome)
 
     def turn(self, now_ns: int) -> None:
         """Kill couriers that are overdue, and start waiting ones."""

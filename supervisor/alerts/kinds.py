@@ -15,6 +15,7 @@ from musterd.supervisor.api.cluster import DOWN, ClusterStatus
 # The field of an event that names its subject.
 WORKER, POOL, TARGET, SCHEDULE, NOBODY = "worker", "pool", "target", "schedule", ""
 NODE = "node"  # of the cluster
+CHANGED = "task.changed"  # no incident: see changes.py
 
 
 class Kind(Struct, frozen=True):
@@ -121,7 +122,7 @@ KINDS: dict[str, Kind] = {
     "task.interrupted": Kind(POOL),
     "task.stranded": Kind(POOL),
     "task.unreadable": Kind(POOL),
-    "task.changed": Kind(SCHEDULE),
+    CHANGED: Kind(SCHEDULE),
     # Sites.
     "breaker.open": _lasting(TARGET, "breaker.closed", "breaker.disabled"),
     "breaker.forced_open": _lasting(TARGET, "breaker.closed", "breaker.disabled"),
@@ -133,6 +134,11 @@ KINDS: dict[str, Kind] = {
     "schedule.resumed": Kind(SCHEDULE),
     "schedule.skipped": Kind(SCHEDULE),
     "schedule.reset": Kind(SCHEDULE),
+    "schedule.put": Kind(SCHEDULE),
+    "schedule.deleted": Kind(SCHEDULE),
+    "schedule.unusable": Kind(SCHEDULE),
+    "watch.stale": _lasting(SCHEDULE, "watch.recovered"),
+    "watch.recovered": Kind(SCHEDULE),
 }
 
 # Conditions that each event ends.
@@ -225,6 +231,7 @@ class Survey(Struct, frozen=True):
     reasons: dict[str, str] = {}  # of pools and workers
     breakers: dict[str, str] = {}  # target -> state
     paused: frozenset[str] = frozenset()  # schedules
+    stale: frozenset[str] = frozenset()  # schedules whose runs fail
     stage: str = "normal"  # of memory
     problem: str = ""  # of the daemon
     web: str = ""  # the state of the web process
@@ -244,6 +251,8 @@ class Survey(Struct, frozen=True):
                 found = _sure(self.stage != "normal")
             case "schedule":
                 found = _sure(subject in self.paused)
+            case "watch":
+                found = _sure(subject in self.stale)
             case "web":
                 up = self.web in ("", "up")  # "": there is no web process
                 found = Finding.OVER if up else Finding.UNKNOWN
@@ -310,6 +319,7 @@ class Survey(Struct, frozen=True):
             if state in states
         ]
         found += [Happening("schedule.paused", schedule=name) for name in sorted(self.paused)]
+        found += [Happening("watch.stale", schedule=name) for name in sorted(self.stale)]
         if self.cluster is not None and self.cluster.unreachable:  # lost nodes: others tell of them
             found.append(Happening("cluster.unreachable", text=self.cluster.reason))
         reached = _LEVELS.get(self.stage, 0)

@@ -4,8 +4,9 @@
 
 The process is a client of control.sock: it notices a daemon that hangs, which is an alert too.
 alerts/rules.py decides what to send, and when; a courier, a process for each message, delivers it.
-A small file records what was sent: no restart, of the daemon or of this process, repeats or forgets
-a message.
+A small file records what was sent: no restart, of the daemon or of this process, forgets a message.
+It is written before a message is sent, so that one that may come twice says so. Changes are also
+looked up in the daemon's history, whenever the stream of events begins: none is missed.
 
 The process outlives a daemon that is killed, to report it. It stays for ORPHAN_NS, or until another
 daemon runs, which has an alerts process of its own.
@@ -22,8 +23,11 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
+from musterd.supervisor.alerts.changes import Change
+from musterd.supervisor.alerts.contents import URL, WAIT_NS, Contents, change_of
+from musterd.supervisor.alerts.courier import Outcome
 from musterd.supervisor.alerts.couriers import Couriers
-from musterd.supervisor.alerts.kinds import KINDS, Happening, Survey, matching
+from musterd.supervisor.alerts.kinds import CHANGED, KINDS, Happening, Survey, matching
 from musterd.supervisor.alerts.link import Asking, Following, Gone
 from musterd.supervisor.alerts.rules import Alerting, Message, Stage
 from musterd.supervisor.alerts.saved_state import SavedState, StateFile
@@ -31,6 +35,7 @@ from musterd.supervisor.alerts.settings import AlertSettings
 from musterd.supervisor.alerts.surveying import Surveyor
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.alerts import AlertsStatus, AlertStatus, OpenAlert
+from musterd.supervisor.api.history import ChangeList
 from musterd.supervisor.api.status import VersionResult
 
 SECOND_NS = 1_000_000_000
@@ -48,6 +53,8 @@ QUESTIONS_MAX = 20  # unanswered requests, until the daemon gets no more
 MARGIN_SECONDS = 5.0  # while connected, older events have been seen
 PASS_BY_SECONDS = 60.0  # between notes of that in the file
 TEST = "alert.test"  # an event that requests a test message
+LIST_NS = 15 * SECOND_NS  # for the list of changes, until it is asked for again
+HELD_MAX = rpc.LIST_MAX  # changes that are told meanwhile; of more, the list is asked for again
 
 
 class AlertProcess:
@@ -63,6 +70,11 @@ class AlertProcess:
         self._asking: Asking | None = None
         self._following: Following | None = None
         self._surveyor = Surveyor(self._surveyed)
+        self._contents: list[Contents] = []  # of messages that are about to be sent
+        self._follows_changes = CHANGED in self._kinds()
+        self._list_wanted = False  # of changes: some may have been missed
+        self._list_ns = 0  # when it may be asked for
+        self._held: list[Change] | None = None  # told while the list is on its way
         now_ns = time.monotonic_ns()
         self._connect_ns = self._ping_ns = self._survey_ns = self._beat_ns = 0
         self._answered_ns = now_ns
@@ -102,6 +114,7 @@ class AlertProcess:
         due += [
             each for each in (self._stop_ns, self._couriers.next_deadline()) if each is not None
         ]
+        due += [each.deadline_ns for each in self._contents]
         wake_ns = self._alerting.next_wake()
         if wake_ns is not None:
             due.append(wake_ns)
@@ -111,6 +124,8 @@ class AlertProcess:
             due.append(self._answered_ns + SILENT_NS)
         if self._asking is not None:
             due.append(self._ping_ns)
+            if self._list_wanted:
+                due.append(self._list_ns)
             if self._surveys:
                 due.append(self._survey_ns)
         if self._asking is None or self._following is None:
@@ -123,11 +138,18 @@ class AlertProcess:
         self._connect(now_ns)
         self._ping(now_ns)
         self._listen(now_ns)
+        self._list_changes(now_ns)
         last = self._stop_ns is not None and not self._flushed
         self._flushed = self._flushed or last
-        for message in self._alerting.turn(now_ns, time.time(), at_once=last):
-            self._dirty = self._untold = True
-            self._send(now_ns, message)
+        messages = self._alerting.turn(now_ns, time.time(), at_once=last)
+        if messages:
+            self._untold = True
+            self._keep()  # before they are sent: a message that comes twice is marked
+        for message in messages:
+            self._fetch(now_ns, message)
+        for contents in list(self._contents):
+            if now_ns >= contents.deadline_ns or last:
+                contents.finish()
         self._couriers.turn(now_ns)
         if (self._dirty or self._untold) and now_ns >= self._kept_ns + KEEP_NS:
             self._kept_ns = now_ns
@@ -138,7 +160,7 @@ class AlertProcess:
     def _leave(self, now_ns: int) -> None:
         if self._stop_ns is not None:
             # Undelivered messages are in the file: the next process delivers them.
-            self._over = now_ns >= self._stop_ns or not self._couriers.busy
+            self._over = now_ns >= self._stop_ns or not (self._couriers.busy or self._contents)
         elif self._orphan_ns is not None and now_ns >= self._orphan_ns + ORPHAN_NS:
             self._over = not self._couriers.busy
 
@@ -248,6 +270,7 @@ class AlertProcess:
     def _caught_up(self) -> None:
         """Survey the daemon when the stream of events has begun."""
         self._survey(time.monotonic_ns())
+        self._list_wanted, self._list_ns = self._follows_changes, 0
         self._untold = True
 
     @property
@@ -280,11 +303,14 @@ class AlertProcess:
         assert saved is not None
         if "dropped" in fields:
             self._survey(time.monotonic_ns())
+            self._list_wanted = self._follows_changes
             return
         if fields.get("event") == TEST:
             if not before:
                 self._test(str(fields.get("reason", "")), str(fields.get("digest", "")))
             return
+        if before and fields.get("event") == CHANGED and fields.get("number"):
+            return  # the list of changes has it
         at, seen_at = float(fields.get("at", 0.0)), saved.seen_at
         first = before and saved.daemon_pid == 0  # events before our first start are history
         known = before and (at < seen_at or (at == seen_at and self._skip > 0))
@@ -293,7 +319,11 @@ class AlertProcess:
             return
         saved.seen_count = saved.seen_count + 1 if at == seen_at else 1
         saved.seen_at = at
-        if not first and is_alerted_here(fields):
+        if first or not is_alerted_here(fields):
+            return
+        if fields.get("event") == CHANGED:
+            self._changed(told_change(fields))
+        else:
             self._happened(happening(fields))
 
     def _pass_by(self, at: float) -> None:
@@ -306,18 +336,68 @@ class AlertProcess:
         self._alerting.happened(time.monotonic_ns(), event)
         self._dirty = self._untold = True
 
+    # -- changes ------------------------------------------------------------------------------
+
+    def _changed(self, change: Change) -> None:
+        if self._held is None:
+            self._alerting.changed(change)
+            self._dirty = self._untold = True
+        elif len(self._held) < HELD_MAX:
+            self._held.append(change)
+        else:
+            self._list_wanted = True
+
+    def _list_changes(self, now_ns: int) -> None:
+        """Ask for the changes of all schedules, if some may have been missed."""
+        asking = self._asking
+        self._list_wanted = self._list_wanted or self._alerting.catches_up
+        if not self._list_wanted or now_ns < self._list_ns or asking is None or asking.gone:
+            return
+        self._list_ns = now_ns + LIST_NS
+        self._release()  # the list before did not come
+        held: list[Change] = []
+        self._held = held  # told after those that the list has, which are older
+
+        def listed(result: Raw) -> None:
+            if self._held is held:
+                self._list_wanted = False
+                found = msgspec.json.decode(result, type=ChangeList).changes
+                self._alerting.listed([change_of(each) for each in found])
+                self._release()
+
+        asking.ask(rpc.ListChanges(limit=rpc.LIST_MAX, brief=True), listed)
+
+    def _release(self) -> None:
+        held, self._held = self._held or [], None
+        for change in held:
+            self._alerting.changed(change)
+        self._dirty = self._untold = True
+
     # -- messages -----------------------------------------------------------------------------
+
+    def _fetch(self, now_ns: int, message: Message) -> None:
+        """Send a message when the daemon has told what it leaves out, or takes too long."""
+
+        def then(whole: Message) -> None:
+            self._contents.remove(contents)
+            self._send(time.monotonic_ns(), whole)
+
+        urls = URL in self._settings.destinations[message.rule].placeholders
+        contents = Contents(message, now_ns + WAIT_NS, then, urls=urls)
+        self._contents.append(contents)
+        contents.ask(self._asking if self._orphan_ns is None else None)
 
     def _send(self, now_ns: int, message: Message) -> None:
         destination = self._settings.destinations[message.rule]
 
-        def then(error: str) -> None:
+        def then(outcome: Outcome) -> None:
+            error = outcome.error
             self._dirty = self._untold = True
             if not error:
                 self._alerting.delivered(message.rule, time.time())
                 self._keep()  # at once, so that the message is not sent again
                 return
-            self._alerting.failed(time.monotonic_ns(), message.rule, error)
+            self._alerting.failed(time.monotonic_ns(), message.rule, error, outcome.arrived)
             attempts = self._alerting.states[message.rule].attempts
             say("ERROR", f"alert {message.rule}: delivery attempt {attempts} failed: {error}")
 
@@ -326,12 +406,13 @@ class AlertProcess:
     def _test(self, name: str, token: str) -> None:
         destination = self._settings.destinations.get(name)
 
-        def then(error: str) -> None:
+        def then(outcome: Outcome) -> None:
             if self._asking is not None and not self._asking.gone:
-                self._asking.ask(rpc.TestedAlert(token=token, error=error), lambda _: None)
+                tested = rpc.TestedAlert(token=token, error=outcome.error)
+                self._asking.ask(tested, lambda _: None)
 
         if destination is None:
-            then(f"no such alert: {name!r}")
+            then(Outcome(f"no such alert: {name!r}"))
             return
         message = Message(name, 0, time.time(), test=True)
         self._couriers.send(time.monotonic_ns(), message, destination, then)
@@ -348,6 +429,7 @@ class AlertProcess:
         if found is not None:
             passed_ns = now_ns - found.now_ns - max(0, wall_ns - found.wall_ns)
             self._alerting.restore(found.rules, passed_ns)
+        self._alerting.begin(wall_ns / 1e9)
 
     def _keep(self) -> None:
         saved = self._saved
@@ -372,6 +454,7 @@ class AlertProcess:
         alerts = []
         for name, state in self._alerting.states.items():
             shown = [each for each in state.incidents if each.stage != Stage.QUIET]
+            waiting = state.changes.pending
             alerts.append(
                 AlertStatus(
                     name=name,
@@ -387,6 +470,16 @@ class AlertProcess:
                             text=each.text,
                         )
                         for each in shown[:OPEN_SHOWN_MAX]
+                    ]
+                    + [
+                        OpenAlert(
+                            kind=CHANGED,
+                            subject=each.schedule,
+                            stage=Stage.DUE,
+                            since=each.at,
+                            text=each.summary,
+                        )
+                        for each in waiting[: max(0, OPEN_SHOWN_MAX - len(shown))]
                     ],
                     sent=state.sent,
                     failures=state.failures,
@@ -419,6 +512,22 @@ def happening(fields: dict[str, Any]) -> Happening:
         float(fields.get("at", 0.0)),
         max(1, int(fields.get("count", 1))) if kind == "task.dead" else 1,
         str(fields.get("node", "")),
+    )
+
+
+def told_change(fields: dict[str, Any]) -> Change:
+    """Return the change that an event of the stream tells."""
+    return Change(
+        str(fields.get("schedule", "")),
+        int(fields.get("number", 0)),
+        float(fields.get("changed_at") or fields.get("at", 0.0)),
+        str(fields.get("task", "")),
+        str(fields.get("digest", "")),
+        str(fields.get("summary", "")),
+        fields.get("before"),
+        fields.get("after"),
+        "before" not in fields or "after" not in fields,
+        str(fields.get("pool", "")),
     )
 
 

@@ -19,27 +19,41 @@ delivered, are reported together in the next. Nothing piles up, however long nob
 and a subject is reported at most twice in `every`: its beginning and its end. Many subjects in a
 row make few messages: the pause between messages grows.
 
+A change (`task.changed`) is no incident. Each is told, whatever `every` says, with those that came
+within `group` (alerts/changes.py).
+
 Time is given: `now_ns` decides, wall-clock times (`at`) are only shown.
 """
 
 from enum import StrEnum
 from fnmatch import fnmatchcase
 
-from msgspec import Struct, structs
+from msgspec import Struct, field, structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.supervisor.alerts.kinds import ENDED_BY, KINDS, Finding, Happening, Survey, matching
+from musterd.supervisor.alerts.changes import Change, ChangeState
+from musterd.supervisor.alerts.kinds import (
+    CHANGED,
+    ENDED_BY,
+    KINDS,
+    Finding,
+    Happening,
+    Survey,
+    matching,
+)
 
 # Incidents of one rule. Further subjects are only counted.
 INCIDENTS_MAX = 500
 # Lines of one message: a phone shows no more, and Telegram takes 4096 characters.
 LINES_MAX = 10
+CHANGES_MAX = 50  # of one message; the next has the others
 TEXT_CHARS_MAX = 300
 RETRY_NS = 5 * SECOND_NS  # after the first failure; doubled with each further one
 RETRY_NS_MAX = 600 * SECOND_NS
 # Pause between messages of a rule that follow each other closely; it doubles with each.
 PACE_NS_MIN = SECOND_NS // 2
 PACE_NS_MAX = 600 * SECOND_NS
+PACE_CHANGES_NS_MAX = 60 * SECOND_NS  # people wait for them
 STORM_GAPS = 10  # closely: within this many pauses
 GIVE_UP_NS = 24 * 3600 * SECOND_NS  # older messages help nobody
 
@@ -99,6 +113,19 @@ class Message(Struct, frozen=True):
     more: int = 0  # incidents beyond LINES_MAX
     made_ns: int = 0
     test: bool = False
+    changes: list[Change] = []
+    again: bool = False  # a process died while it was sent: it may have arrived
+
+    def without(self, count: int) -> "Message":
+        """Return what is left of the message when its first lines have arrived."""
+        began = max(0, count - len(self.changes))
+        ended = max(0, began - len(self.began))
+        return structs.replace(
+            self,
+            changes=self.changes[count:],
+            began=self.began[began:],
+            ended=self.ended[ended:],
+        )
 
 
 class RuleState(Struct):
@@ -111,6 +138,7 @@ class RuleState(Struct):
     made_ns: int = 0  # time of the last message
     pace_ns: int = 0  # minimum pause after the last message
     message: Message | None = None  # being delivered
+    flying: bool = False  # a courier has it
     attempts: int = 0  # failed attempts for that message
     retry_ns: int = 0
     sent: int = 0
@@ -118,6 +146,7 @@ class RuleState(Struct):
     lost: int = 0  # messages given up
     sent_at: float = 0.0
     error: str = ""  # of the last attempt, "" if it succeeded
+    changes: ChangeState = field(default_factory=ChangeState)
 
 
 class _ActiveRule:
@@ -128,7 +157,6 @@ class _ActiveRule:
         self.kinds = frozenset(matching(rule.on))
         self.state = RuleState()
         self.incidents: dict[tuple[str, str], Incident] = {}
-        self.flying = False  # its message is being delivered
 
     def wants(self, event: Happening) -> bool:
         rule = self.rule
@@ -137,6 +165,9 @@ class _ActiveRule:
             and (not rule.pools or any(fnmatchcase(event.pool, each) for each in rule.pools))
             and (not rule.targets or any(fnmatchcase(event.target, each) for each in rule.targets))
         )
+
+    def wants_change(self, change: Change) -> bool:
+        return self.wants(Happening(CHANGED, pool=change.pool, schedule=change.schedule))
 
     # -- events -------------------------------------------------------------------------------
 
@@ -216,7 +247,7 @@ class _ActiveRule:
             del self.incidents[incident.kind, incident.subject]
 
     def _has_news(self) -> bool:
-        if self.state.others:
+        if self.state.others or self.state.changes.pending:
             return True
         return any(each.stage in (Stage.DUE, Stage.ENDING) for each in self.incidents.values())
 
@@ -237,7 +268,7 @@ class _ActiveRule:
             due.append(0)  # turn() has not noticed yet
         elif state.message is None and ripe_ns is not None:
             due.append(ripe_ns)
-        if state.message is not None and not self.flying:
+        if state.message is not None and not state.flying:
             due.append(state.retry_ns)
         return min(due, default=None)
 
@@ -246,17 +277,19 @@ class _ActiveRule:
         state = self.state
         if state.batch_ns is None:
             return None
-        return max(state.batch_ns + self.rule.group_ns, state.made_ns + state.pace_ns)
+        most_ns = PACE_CHANGES_NS_MAX if state.changes.pending else PACE_NS_MAX
+        pause_ns = min(state.pace_ns, max(most_ns, self.rule.group_ns))
+        return max(state.batch_ns + self.rule.group_ns, state.made_ns + pause_ns)
 
     # -- messages -----------------------------------------------------------------------------
 
     def take(self, now_ns: int, at: float, *, at_once: bool = False) -> Message | None:
         """Return the message to deliver now; delivered() or failed() must follow."""
         state = self.state
-        if self.flying:
+        if state.flying:
             return None
         if state.message is not None:
-            if now_ns - state.message.made_ns >= GIVE_UP_NS:
+            if now_ns - state.message.made_ns >= GIVE_UP_NS and not state.message.changes:
                 state.lost += 1
                 state.message = None
             elif now_ns < state.retry_ns and not at_once:
@@ -267,7 +300,7 @@ class _ActiveRule:
                 return None
             state.message = self._compose(now_ns, at)
             state.attempts = 0
-        self.flying = state.message is not None
+        state.flying = state.message is not None
         return state.message
 
     def _compose(self, now_ns: int, at: float) -> Message | None:
@@ -294,9 +327,11 @@ class _ActiveRule:
                 incident.stage = Stage.TOLD if incident.holds else Stage.QUIET
             incident.times, incident.over_at = 0, 0.0
         more = max(0, len(began) - LINES_MAX) + max(0, len(ended) - LINES_MAX) + state.others
-        self._set_pace(now_ns)
+        pending = state.changes.pending
+        changes, state.changes.pending = pending[:CHANGES_MAX], pending[CHANGES_MAX:]
+        self._set_pace(now_ns, PACE_CHANGES_NS_MAX if changes else PACE_NS_MAX)
         state.batch_ns, state.others = None, 0
-        if not began and not ended and not more:
+        if not began and not ended and not more and not changes:
             return None  # nothing is due any more
         state.number += 1
         return Message(
@@ -307,28 +342,31 @@ class _ActiveRule:
             ended[:LINES_MAX],
             more,
             made_ns=now_ns,
+            changes=changes,
         )
 
-    def _set_pace(self, now_ns: int) -> None:
+    def _set_pace(self, now_ns: int, most_ns: int) -> None:
         """Set the pause after this message: none for a first one, longer for each that follows."""
         state, least_ns = self.state, max(self.rule.group_ns, PACE_NS_MIN)
         gap_ns = now_ns - state.made_ns if state.number else STORM_GAPS * RETRY_NS_MAX
         if gap_ns > STORM_GAPS * max(state.pace_ns, least_ns):
             state.pace_ns = 0
         else:
-            state.pace_ns = max(least_ns, min(2 * state.pace_ns, PACE_NS_MAX))
+            state.pace_ns = max(least_ns, min(2 * state.pace_ns, most_ns))
         state.made_ns = now_ns
 
     def delivered(self, at: float) -> None:
         state = self.state
-        self.flying = False
+        state.flying = False
         state.message, state.attempts, state.error = None, 0, ""
         state.sent += 1
         state.sent_at = at
 
-    def failed(self, now_ns: int, why: str) -> None:
+    def failed(self, now_ns: int, why: str, arrived: int) -> None:
         state = self.state
-        self.flying = False
+        if state.message is not None and arrived:
+            state.message = state.message.without(arrived)
+        state.flying = False
         state.error = why
         state.failures += 1
         state.retry_ns = now_ns + min(RETRY_NS << min(state.attempts, 16), RETRY_NS_MAX)
@@ -360,24 +398,31 @@ class Alerting:
             moved = [_moved(each, passed_ns) for each in state.incidents if each.kind in rule.kinds]
             rule.incidents = {(each.kind, each.subject): each for each in moved}
             rule.state = state
+            if CHANGED not in rule.kinds:
+                state.changes = ChangeState()  # a rule that asks for them later begins then
             state.retry_ns += passed_ns
             state.made_ns += passed_ns
             if state.batch_ns is not None:
                 state.batch_ns += passed_ns
             if state.message is not None:
                 state.message = structs.replace(
-                    state.message, made_ns=state.message.made_ns + passed_ns
+                    state.message,
+                    made_ns=state.message.made_ns + passed_ns,
+                    again=state.message.again or state.flying,
                 )
+            state.flying = False
 
     def happened(self, now_ns: int, event: Happening) -> None:
         """Open conditions of the event's kind, and end those that it ends."""
         ended = ENDED_BY.get(event.kind, ())
         for rule in self._rules.values():
+            told = False
             for kind in ended:
                 incident = rule.incidents.get((kind, event.subject_of(kind)))
                 if incident is not None:
                     rule.over(now_ns, incident, event.at)
-            if event.kind in rule.kinds and rule.wants(event):
+                    told = told or incident.stage == Stage.ENDING
+            if rule.wants(event) and not told:  # else its line says that it is over
                 rule.happened(now_ns, event)
 
     def surveyed(self, now_ns: int, survey: Survey, at: float) -> None:
@@ -413,8 +458,39 @@ class Alerting:
     def delivered(self, rule: str, at: float) -> None:
         self._rules[rule].delivered(at)
 
-    def failed(self, now_ns: int, rule: str, why: str) -> None:
-        self._rules[rule].failed(now_ns, why)
+    def failed(self, now_ns: int, rule: str, why: str, arrived: int = 0) -> None:
+        """Note a failed delivery, of which the first lines may have arrived."""
+        self._rules[rule].failed(now_ns, why, arrived)
+
+    # -- changes ------------------------------------------------------------------------------
+
+    def begin(self, at: float) -> None:
+        """Take the changes before this for history, for rules that are new."""
+        for rule in self._rules_of_changes():
+            rule.state.changes.begin(at)
+
+    def changed(self, change: Change) -> None:
+        """Take a change that the daemon has just told."""
+        for rule in self._rules_of_changes(change):
+            rule.state.changes.happened(change)
+
+    def listed(self, changes: list[Change]) -> None:
+        """Take changes that were missed, of all that the daemon's history has, oldest first."""
+        for rule in self._rules_of_changes():
+            wanted = [each for each in changes if rule.wants_change(each)]
+            rule.state.changes.listed(wanted)
+
+    @property
+    def catches_up(self) -> bool:
+        """Return whether a rule wants the list of changes."""
+        return any(rule.state.changes.catches_up for rule in self._rules_of_changes())
+
+    def _rules_of_changes(self, change: Change | None = None) -> list[_ActiveRule]:
+        return [
+            rule
+            for rule in self._rules.values()
+            if CHANGED in rule.kinds and (change is None or rule.wants_change(change))
+        ]
 
     @property
     def holding(self) -> bool:

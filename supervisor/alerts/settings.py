@@ -3,6 +3,7 @@
 from msgspec import Struct
 
 from musterd.supervisor.alerts.rules import Rule
+from musterd.supervisor.alerts.template import names_in
 
 
 class Destination(Struct, frozen=True, omit_defaults=True):
@@ -13,6 +14,13 @@ class Destination(Struct, frozen=True, omit_defaults=True):
     url_secret: str = ""
     command: tuple[str, ...] = ()
     timeout_ns: int = 30_000_000_000
+    title: str = ""  # templates; "": the usual words
+    body: str = ""
+
+    @property
+    def placeholders(self) -> frozenset[str]:
+        """Return the names that the templates use."""
+        return names_in(self.title) | names_in(self.body)
 
     @property
     def shown(self) -> str:

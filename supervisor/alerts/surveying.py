@@ -27,7 +27,7 @@ class Surveyor:
         self._number = 0
         self._memory = MemoryStatus(enabled=False, level="normal", stage="normal")
         self._breakers = BreakerList(breakers=[])
-        self._schedules = ScheduleList(schedules=[])
+        self._paused = self._stale = ScheduleList(schedules=[])
 
     def ask(self, asking: Asking) -> None:
         """Send requests; answers come in the same order, so the last one completes the survey."""
@@ -40,8 +40,11 @@ class Surveyor:
         def breakers(result: Raw) -> None:
             self._breakers = msgspec.json.decode(result, type=BreakerList)
 
-        def schedules(result: Raw) -> None:
-            self._schedules = msgspec.json.decode(result, type=ScheduleList)
+        def paused(result: Raw) -> None:
+            self._paused = msgspec.json.decode(result, type=ScheduleList)
+
+        def stale(result: Raw) -> None:
+            self._stale = msgspec.json.decode(result, type=ScheduleList)
 
         def status(result: Raw) -> None:
             if number == self._number:
@@ -49,7 +52,8 @@ class Surveyor:
 
         asking.ask(rpc.ShowMemory(), memory)
         asking.ask(rpc.ListBreakers(), breakers)
-        asking.ask(rpc.ListSchedules(), schedules)
+        asking.ask(rpc.ListSchedules(state="paused"), paused)
+        asking.ask(rpc.ListSchedules(state="stale"), stale)
         asking.ask(rpc.Status(), status)
 
     def _made(self, fleet: FleetStatus) -> None:
@@ -61,9 +65,8 @@ class Surveyor:
             pauses={each.name: each.halt for each in both if each.halt},
             reasons={each.name: each.reason for each in both if each.reason},
             breakers={each.target: each.state for each in self._breakers.breakers},
-            paused=frozenset(
-                each.name for each in self._schedules.schedules if each.state == "paused"
-            ),
+            paused=frozenset(each.name for each in self._paused.schedules),
+            stale=frozenset(each.name for each in self._stale.schedules),
             stage=self._memory.stage,
             problem=fleet.problem,
             web=fleet.web.state if fleet.web is not None else "",

@@ -46,6 +46,7 @@ class ClusterStatus(Struct, frozen=True, kw_only=True):
     lease_seconds: float = 0.0  # that are left
     away_seconds: float = 0.0  # since the database has stopped to answer
     unreachable: bool = False  # for long enough that submits are refused
+    refusing: bool = False  # submits, because the sidecar is not there
     reason: str = ""  # why the database does not answer, or the sidecar is down
     draining: bool = False
     policy: int = 0  # version of the applied policy
@@ -120,4 +121,5 @@ def _meaning(cluster: ClusterStatus) -> str:
                 f"{away}, its lease is over: nothing begins here, {kept} and may run elsewhere "
                 f"too, submits are refused"
             )
-    return f"the cluster sidecar is down: clients wait, {kept}"
+    refused = "submits are refused" if cluster.refusing else "clients wait"
+    return f"the cluster sidecar is down: {refused}, {kept}"

@@ -5,7 +5,14 @@ import signal
 from msgspec import UNSET
 
 from musterd.ipc.errors import InvalidTask
-from musterd.ipc.wire.messages import AS_CONFIGURED, NEVER_NS, UNKNOWN_TASK, Rejection, TaskSpec
+from musterd.ipc.wire.messages import (
+    AS_CONFIGURED,
+    NEVER_NS,
+    UNKNOWN_TASK,
+    Rejection,
+    TaskSpec,
+)
+from musterd.ipc.wire.schedule_messages import UNKNOWN_SCHEDULE
 from musterd.supervisor.api.rpc import FAILED, INVALID_PARAMS, NO_SUCH_NAME, RpcError, SubmitTask
 
 SHOWN_MAX = 10**9  # the largest number shown in a message: one may have thousands of digits
@@ -27,7 +34,7 @@ def task_spec(params: SubmitTask) -> TaskSpec:
         raise RpcError(INVALID_PARAMS, str(error)) from error
     key = params.key  # names in JSON are strings, so arguments always make a key
     if not key and (params.cache or params.debounce):
-        key = key_of(params.name, arguments)
+        key = key_of(params.name, arguments, params.session)
     return TaskSpec(
         id=params.id,
         name=params.name,
@@ -45,6 +52,7 @@ def task_spec(params: SubmitTask) -> TaskSpec:
         on_open=params.on_open or ("" if fallback is None else "fallback"),
         fallback=fallback,
         fallback_on=params.fallback_on,
+        session=params.session,
     )
 
 
@@ -61,7 +69,7 @@ def _age_ns(age: float | bool) -> int:
 
 def rejected(rejection: Rejection) -> RpcError:
     """Return the error that tells a caller why the core refused."""
-    code = NO_SUCH_NAME if rejection.code == UNKNOWN_TASK else FAILED
+    code = NO_SUCH_NAME if rejection.code in (UNKNOWN_TASK, UNKNOWN_SCHEDULE) else FAILED
     retry_after = rejection.retry_after_ns / 1e9
     data = {"rejected": rejection.code, "retry_after": retry_after}
     return RpcError(code, f"{rejection.code}: {rejection.message}", data)

@@ -20,7 +20,19 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.resilience.policy import POOL_SIZE_MAX
-from musterd.ipc.wire.messages import NOT_GIVEN, FallbackOn, Id, Key, Name, Name32, OnOpen, Target
+from musterd.ipc.wire.messages import (
+    NOT_GIVEN,
+    SESSION_CHARS_MAX,
+    FallbackOn,
+    Id,
+    Key,
+    Name,
+    Name32,
+    OnOpen,
+    Session,
+    Target,
+)
+from musterd.ipc.wire.schedule_messages import PUTS_MAX
 from musterd.supervisor.api.alerts import AlertsStatus
 
 LINE_BYTES_MAX = 1024 * 1024  # a request is short; big task arguments go through tasks.sock
@@ -28,6 +40,7 @@ ANSWER_BYTES_MAX = 16 * 1024 * 1024  # room for the largest result (8 MiB) writt
 BATCH_MAX = 64  # requests in one line: as many as a connection may leave unanswered
 BATCH_BYTES_MAX = 4 * 1024 * 1024  # of the answers to a batch, kept until all are there
 NAMES_MAX = 1000  # names or ids in one request
+ARTEFACT_PART_BYTES = 512 * 1024  # of one answer, which the loop encodes in a millisecond
 LIST_MAX = 1000  # tasks in one answer, which the loop makes in one turn
 SECONDS_MAX = 10 * 365 * 86400.0  # ten years; a longer timeout is a mistake in the unit
 
@@ -147,6 +160,7 @@ class SubmitTask(Params, frozen=True):
     on_open: OnOpen = ""
     fallback: Any = UNSET
     fallback_on: FallbackOn = ""
+    session: Session = ""
     wait: bool = False  # answered with the final state instead of after the commit
 
 
@@ -160,6 +174,16 @@ class InvalidateCache(Params, frozen=True):
 class GetTask(Params, frozen=True):
     id: Id
     value: bool = True  # false: without its result, which may be large
+
+
+class ListArtefacts(Params, frozen=True):
+    id: Id  # also of a task that this node of a cluster does not know any more
+
+
+class ReadArtefact(Params, frozen=True):
+    id: Id
+    name: Annotated[str, Meta(min_length=1, max_length=100)]  # as in the answer of tasks.get
+    offset: Annotated[int, Meta(ge=0, le=2**40)] = 0
 
 
 TaskState = Literal["queued", "waiting", "running", "succeeded", "failed", "cancelled", "expired"]
@@ -207,7 +231,39 @@ class PurgeTasks(Params, frozen=True):
 
 
 class ListSchedules(Params, frozen=True):
-    pass
+    after: Annotated[str, Meta(max_length=200)] = ""  # the name of the last one that is known
+    state: Literal["", "active", "paused", "disabled", "unusable", "stale"] = ""
+
+
+class GetSchedule(Params, frozen=True):
+    name: Name
+
+
+class PutSchedule(Params, frozen=True):
+    """Keys of a schedule, as [[schedule]] has them."""
+
+    name: Name
+    keys: dict[str, Any]
+
+
+class NewSchedule(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """One of many schedules."""
+
+    name: Name
+    keys: dict[str, Any]
+    paused: bool = False  # pause it too; False leaves one that is paused as it is
+
+
+class PutSchedules(Params, frozen=True):
+    """Many schedules at once: those that are refused are told, the others are stored."""
+
+    schedules: Annotated[list[NewSchedule], Meta(min_length=1, max_length=PUTS_MAX)]
+    replace: bool = True  # False: refuse names that are in use
+    dry_run: bool = False  # store nothing: only tell what would be refused
+
+
+class DeleteSchedule(Params, frozen=True):
+    name: Name
 
 
 class RunSchedule(Params, frozen=True):
@@ -222,6 +278,21 @@ class ResumeSchedule(Params, frozen=True):
     name: Name
 
 
+class ListChanges(Params, frozen=True):
+    """List the newest changes of one schedule, or of all."""
+
+    name: Annotated[str, Meta(max_length=200)] = ""
+    limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 20
+    brief: bool = False  # which there are, without what is on disk: task, summary and results
+
+
+class ShowHistory(Params, frozen=True):
+    """List the newest results of a schedule that differ."""
+
+    name: Name
+    limit: Annotated[int, Meta(ge=1, le=LIST_MAX)] = 20
+
+
 class ListBreakers(Params, frozen=True):
     pass
 
@@ -229,6 +300,14 @@ class ListBreakers(Params, frozen=True):
 class SetBreaker(Params, frozen=True):
     target: Annotated[str, Meta(min_length=1, max_length=253)]
     command: Literal["open", "close", "reset", "disable"]
+
+
+class ListSessions(Params, frozen=True):
+    pass
+
+
+class ForgetSession(Params, frozen=True):
+    name: Annotated[str, Meta(min_length=1, max_length=SESSION_CHARS_MAX)]
 
 
 class Events(Params, frozen=True):
@@ -317,6 +396,8 @@ METHODS: dict[str, type[Params]] = {
     "pid": Pid,
     "tasks.submit": SubmitTask,
     "tasks.get": GetTask,
+    "tasks.artefacts": ListArtefacts,
+    "tasks.artefact": ReadArtefact,
     "tasks.list": ListTasks,
     "tasks.cancel": CancelTasks,
     "tasks.dead": ListDead,
@@ -327,10 +408,18 @@ METHODS: dict[str, type[Params]] = {
     "cache.invalidate": InvalidateCache,
     "breaker.list": ListBreakers,
     "breaker.set": SetBreaker,
+    "sessions.list": ListSessions,
+    "sessions.forget": ForgetSession,
     "schedule.list": ListSchedules,
+    "schedule.get": GetSchedule,
+    "schedule.put": PutSchedule,
+    "schedule.put_many": PutSchedules,
+    "schedule.delete": DeleteSchedule,
     "schedule.run": RunSchedule,
     "schedule.pause": PauseSchedule,
     "schedule.resume": ResumeSchedule,
+    "changes": ListChanges,
+    "history": ShowHistory,
     "tail": Tail,
     "events": Events,
     "reread": Reread,

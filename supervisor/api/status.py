@@ -215,6 +215,19 @@ class AttemptStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     failure: TaskFailure
 
 
+class ArtefactStatus(Struct, frozen=True, kw_only=True):
+    """A file that a failed attempt has left on this machine."""
+
+    name: str  # unique among those of its task
+    attempt: int
+    at: float
+    bytes: int
+
+
+class ArtefactList(Struct, frozen=True, kw_only=True):
+    artefacts: list[ArtefactStatus]
+
+
 class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One task; the answer to a submit without `wait` has little more than `id` and `state`."""
 
@@ -239,6 +252,7 @@ class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     progress: float = 0.0
     progress_text: str = ""
     attempts: list[AttemptStatus] = []  # the last failed attempts, oldest first
+    artefacts: list[ArtefactStatus] = []  # files that failed attempts have left, oldest first
 
 
 class TaskList(Struct, frozen=True, kw_only=True):
@@ -283,7 +297,7 @@ class ScheduleStatus(Struct, frozen=True, kw_only=True):
     """One schedule; times are seconds of wall-clock time, 0 for none."""
 
     name: str
-    state: str  # "active", "paused", "disabled"
+    state: str  # "active", "paused", "disabled", "unusable"
     task: str
     when: str  # as written: "every 5m", "*/5 * * * * (Europe/Berlin)"
     next_at: float = 0.0
@@ -292,10 +306,35 @@ class ScheduleStatus(Struct, frozen=True, kw_only=True):
     last_state: str = ""
     runs: int = 0
     skipped: int = 0
+    skipped_why: str = ""  # of the newest run that was skipped since the daemon's start
+    origin: str = ""  # the file that has it; "" where it was added at run time
+    problem: str = ""  # why it is not run, and what to do
+    failures: int = 0  # failed runs in a row, where it reports changes
+    stale: bool = False  # ... and that was reported
+
+
+class ScheduleKeys(ScheduleStatus, frozen=True, kw_only=True):
+    """Answer to schedule.get."""
+
+    keys: dict[str, Any] = {}  # as they were added
 
 
 class ScheduleList(Struct, frozen=True, kw_only=True):
+    """Schedules by name, SCHEDULES_LISTED_MAX at most."""
+
     schedules: list[ScheduleStatus]
+    more: bool = False  # there are others, to be asked for with `after`
+
+
+class RefusedSchedule(Struct, frozen=True, kw_only=True):
+    name: str
+    why: str  # each problem on a line
+
+
+class SchedulesPut(Struct, frozen=True, kw_only=True):
+    """Answer to schedule.put_many: all others are stored."""
+
+    refused: list[RefusedSchedule] = []
 
 
 class ClockStatus(Struct, frozen=True, kw_only=True):
@@ -344,6 +383,30 @@ class BreakerStatus(Struct, frozen=True, kw_only=True):
 
 class BreakerList(Struct, frozen=True, kw_only=True):
     breakers: list[BreakerStatus]
+
+
+class ArtefactPart(Struct, frozen=True, kw_only=True):
+    """A part of an artefact; one that is shorter than ARTEFACT_PART_BYTES is the last."""
+
+    data: bytes
+
+
+class SessionStatus(Struct, frozen=True, kw_only=True):
+    """A session; never what it holds."""
+
+    name: str
+    kept: bool = False
+    site: str = ""  # of the first cookie
+    bytes: int = 0  # encrypted
+    login_seconds: float = 0.0  # since the last login; 0: there was none
+    saved_seconds: float = 0.0  # since it was saved last
+    running: int = 0  # tasks that use it
+    waiting: int = 0  # tasks that wait for it
+    problem: str = ""
+
+
+class SessionList(Struct, frozen=True, kw_only=True):
+    sessions: list[SessionStatus]
 
 
 def task_status(view: TaskView, *, with_value: bool = True) -> TaskStatus:

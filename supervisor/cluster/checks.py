@@ -23,6 +23,12 @@ CONNECTION: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,  # milliseconds
 }
+# The server answers, and lets nobody in before people have done something. libpq has no code for
+# these; in other languages they look like a server that is away.
+BARRED = re.compile(
+    r"password authentication failed|no password supplied|does not exist|no pg_hba.conf entry"
+    r"|is not permitted to log in|permission denied for database"
+)
 ALONE_TRIES, ALONE_SECONDS = 50, 0.1  # for the end of a former session
 KIND_BITS, LIFE_BITS = 4, 20  # of the number of a session
 POOLER_TRIES = 5  # a pooler that has several idle connections may give another one
@@ -54,18 +60,24 @@ def read_url(url: str) -> dict[str, str]:
 
 
 def connect(url: str) -> Connection:
-    """Open a connection. No password is in the error."""
+    """Open a connection that prepares no statements. No password is in the error."""
     read_url(url)
     try:
         given = conninfo_to_dict(url)
         return psycopg.connect(
             url,
             autocommit=True,
-            prepare_threshold=0,
+            prepare_threshold=None,
             **{key: value for key, value in CONNECTION.items() if key not in given},
         )
     except psycopg.OperationalError as error:
-        raise EngineUnreached(f"PostgreSQL at {place(url)} does not answer: {error}") from None
+        does = "refuses the connection" if is_barred(str(error)) else "does not answer"
+        raise EngineUnreached(f"PostgreSQL at {place(url)} {does}: {error}") from None
+
+
+def is_barred(reason: str) -> bool:
+    """Whether the server has refused a connection for a reason that stays."""
+    return BARRED.search(reason) is not None
 
 
 def is_stale(connection: Connection) -> bool:
@@ -151,11 +163,12 @@ def server(connection: Connection) -> None:
 def pooler(connection: Connection, url: str) -> None:
     """Refuse a proxy that gives each transaction another connection: notifications and prepared
     statements need one of their own."""
-    if connection.info.backend_pid == _pid(connection):
+    first = _pid(connection)
+    if connection.info.backend_pid == first:
         return  # nobody in between
     with connect(url) as other:
         for _ in range(POOLER_TRIES):
-            if _pid(connection) == _pid(other):
+            if _pid(other) == first or _pid(connection) != first:
                 raise EngineRefused(
                     f"the proxy at {place(url)} pools transactions: two connections shared one "
                     f"server process; use its session mode (pgbouncer: pool_mode = session), or "
@@ -164,8 +177,7 @@ def pooler(connection: Connection, url: str) -> None:
 
 
 def _pid(connection: Connection) -> object:
-    # Not prepared: connections that share a server process would share its names, too.
-    row = connection.execute("SELECT pg_backend_pid()", prepare=False).fetchone()
+    row = connection.execute("SELECT pg_backend_pid()").fetchone()
     assert row is not None
     return row[0]
 
@@ -235,4 +247,18 @@ def warnings(connection: Connection) -> list[str]:
     return [
         "no synchronous standby is configured (synchronous_standby_names is empty): tasks survive "
         "a restart of PostgreSQL, and are lost with its disk or by a failover to another server"
+    ]
+
+
+def owner_warnings(connection: Connection) -> list[str]:
+    """Say what the functions of the schema, which run as its owner, cannot see."""
+    row = connection.execute(
+        "SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"
+    ).fetchone()
+    if row is not None and row[0]:
+        return []
+    user = connection.info.user
+    return [
+        f"'{user}' does not see the transactions of others, so nobody is told of one that keeps "
+        f"PostgreSQL from cleaning up (cluster.vacuum_stalled): GRANT pg_read_all_stats TO {user}"
     ]

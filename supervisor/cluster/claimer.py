@@ -2,8 +2,8 @@
 
 Pure: `handle(now_ns, event)`, between the supervisor (ipc/wire/node_messages.py) and the engine.
 
-    membership   join ─► beat, beat, ...; a beat brings cancels, and the epoch of the server;
-                 other pools are declared within the tenure
+    membership   give back ─► join ─► beat, beat, ...; a beat brings cancels, and the epoch of the
+                 server; other pools are declared within the tenure
     claims       at once when something is wanted and may be there; up to CLAIM_MAX together
     ends         in batches, until the engine has heard of them; `begun` and progress behind them
     handlers     their states and locks (handler_calls.py)
@@ -32,14 +32,13 @@ from msgspec import structs
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine, rounds
-from musterd.supervisor.cluster.calls import Lane
-from musterd.supervisor.cluster.grants import Problems, divided, none, portions
+from musterd.supervisor.cluster.calls import Calls, Lane, Wanted, due_times, make_due
+from musterd.supervisor.cluster.grants import Problems, divided, next_wants, none, portions
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
 from musterd.supervisor.cluster.node_cards import Declaring
 from musterd.supervisor.cluster.notes import Notes
 from musterd.supervisor.cluster.reports import Figures, node_lost, results, seen
 from musterd.supervisor.cluster.sidecar_events import (
-    Call,
     ClaimerAction,
     EngineAnswered,
     EngineFailed,
@@ -64,6 +63,9 @@ NEVER_NS = 2**63
 FAILING = 5  # failures of one kind of call in a row, until they are reported
 TAKEN_NS = SECOND_NS // 2  # between two attempts to have a name that another node has
 LEASE_NS_MIN = 5 * SECOND_NS  # of every node (config/cluster.py)
+ALONE = "give each machine a name with cluster.node, and a state_dir, of its own"
+
+PairsMessage = wire.Confirmed | wire.LoseAttempts | wire.CancelAttempts
 
 
 class Claimer:
@@ -77,12 +79,13 @@ class Claimer:
         self._rng = rng
         self._now_ns = 0
         self._out: list[ClaimerAction] = []
-        self._ticket = 0
+        self._calls = Calls(rng)
         self.figures = Figures()
         # What the supervisor has still to tell before it is known what this node holds.
         self._more = True
         self._unheard = 0  # ends
         self._was_member = False
+        self._begins = False  # what the daemon before has claimed is to go back
         self._leaving = self._has_left = False
         # Membership.
         self.tenure = 0
@@ -107,12 +110,10 @@ class Claimer:
         self._repeated = 0  # of the first ends: the engine may have heard of them
         self._notes = Notes()
         self._handlers = HandlerCalls(card.name, rng)
-        self._rounds, self._look_rounds = rounds.of_time(rng, keep_ns), rounds.of_looks(rng)
-        # Calls, each with what becomes of its answer.
+        self._rounds, self._look_rounds = rounds.of_time(rng, keep_ns), rounds.Looks(rng)
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
         self._noting, self._time, self._looks = Lane(), Lane(), Lane()
         self._states, self._locks = Lane(), Lane()
-        self._answers: dict[int, Callable[[object], None]] = {}
 
     @property
     def standing(self) -> Standing | None:
@@ -124,11 +125,15 @@ class Claimer:
         self._now_ns = now_ns
         match event:
             case EngineAnswered(ticket, result):
-                self._answered(ticket, result)
+                answered = self._calls.answered(ticket)
+                if answered is not None:
+                    answered(result)
             case EngineFailed():
                 self._failed(event)
             case PoolsNotified(pools):
                 self._woken = self._woken or any(pool in self._wants for pool in pools)
+                if any(map(self._declaring.sleeps, pools)):
+                    self._look_rounds.queued(now_ns)
             case NodeNotified():
                 self._beat_at_ns = now_ns
                 self._handlers.look_again(now_ns)
@@ -157,6 +162,7 @@ class Claimer:
             case wire.Greeting(_, tenure, held, unconfirmed, more, member):
                 self.tenure, self._more, self._unheard = tenure, more, unconfirmed
                 self._was_member = member
+                self._begins = not member and not tenure
                 self._repeated = unconfirmed  # the sidecar before may have told them
                 self._unsure = tenure != 0
                 self._hold(held)
@@ -188,12 +194,7 @@ class Claimer:
 
     def next_deadline(self) -> int | None:
         """Return when to come back with Ticked, if nothing happens before."""
-        due = [
-            max(at_ns, lane.not_before_ns)
-            for lane, at_ns, _ in self._wanted_calls()
-            if not lane.ticket
-        ]
-        due_ns = min([*due, self._silent_at_ns()])
+        due_ns = min([*due_times(self._wanted_calls()), self._silent_at_ns()])
         return due_ns if due_ns < NEVER_NS else None
 
     def _silent_at_ns(self) -> int:
@@ -214,12 +215,14 @@ class Claimer:
 
     # -- calls --------------------------------------------------------------------------------
 
-    def _wanted_calls(self) -> Iterable[tuple[Lane, int, Callable[[], None]]]:
+    def _wanted_calls(self) -> Iterable[Wanted]:
         """Yield what is to be called, and when."""
         if self._more or self._unheard > 0:
             return
         if not self.tenure:
-            if self._declaring.cards and not self._leaving:
+            if self._begins and not self._leaving:
+                yield self._member, 0, self._give_back
+            elif self._declaring.cards and not self._leaving:
                 yield self._member, 0, self._join
                 if self._declaring.taken_since_ns is not None:  # maybe nobody else is there
                     yield self._time, self._rounds.at_ns("reap"), self._pass_time
@@ -237,12 +240,12 @@ class Claimer:
         lock_at_ns = self._handlers.lock_call_at()
         if lock_at_ns is not None:
             yield self._locks, lock_at_ns, self._ask_locks
-        if self._may_claim and self._next_wants():
+        if self._may_claim and next_wants(self._wants, self._sent, CLAIM_MAX):
             yield self._claims, 0 if self._woken else self._claim_at_ns, self._claim
         yield self._time, self._rounds.due_ns, self._pass_time
         yield self._looks, self._look_rounds.due_ns, self._look
 
-    def _member_call(self) -> tuple[Lane, int, Callable[[], None]]:
+    def _member_call(self) -> Wanted:
         member, idle = self._member, not self._claims.ticket
         if self._leaving and not self._ends and not self._finishes.ticket and not self._held:
             return member, 0, self._leave
@@ -259,36 +262,18 @@ class Claimer:
     def _go_on(self) -> None:
         if self._now_ns >= self._silent_at_ns():
             self._is_away("the cluster's database does not answer")
-        for lane, at_ns, make in list(self._wanted_calls()):
-            if not lane.ticket and self._now_ns >= max(at_ns, lane.not_before_ns):
-                make()
+        make_due(self._wanted_calls(), self._now_ns)
 
     def _call(
         self, lane: Lane, answered: Callable[[object], None], method: str, *arguments: object
     ) -> None:
-        self._ticket += 1
-        lane.called(self._ticket, self._now_ns)
-        self._answers[self._ticket] = answered
-        self._out.append(Call(self._ticket, method, arguments))
-
-    def _lane_of(self, ticket: int) -> Lane | None:
-        lanes = (self._member, self._claims, self._finishes, self._noting, self._time,
-                 self._looks, self._states, self._locks)  # fmt: skip
-        return next((lane for lane in lanes if lane.ticket == ticket), None)
-
-    def _answered(self, ticket: int, result: object) -> None:
-        lane, answered = self._lane_of(ticket), self._answers.pop(ticket, None)
-        if lane is not None and answered is not None:
-            lane.answered()
-            answered(result)
+        self._out.append(self._calls.make(self._now_ns, lane, answered, method, *arguments))
 
     def _failed(self, event: EngineFailed) -> None:
-        lane = self._lane_of(event.ticket)
-        self._answers.pop(event.ticket, None)
+        lane = self._calls.failed(event.ticket, self._now_ns)
         if lane is None:
             return
         self.figures.failed_calls += 1
-        lane.failed(self._now_ns, self._rng)
         self._undo(lane, event)
         if event.fenced:
             self._lose_all(event.reason)
@@ -326,6 +311,11 @@ class Claimer:
 
     # -- membership ---------------------------------------------------------------------------
 
+    def _give_back(self) -> None:
+        """Give back what the daemon before had; a join does it too, when workers have started."""
+        self._begins = False
+        self._call(self._member, _nothing, "give_back", self._card.identity)
+
     def _join(self) -> None:
         self._call(self._member, self._joined, "join", self._declaring.card(self._now_ns))
 
@@ -353,8 +343,7 @@ class Claimer:
             why = f"{reason}; this one waits until its lease is over"
             self._report("cluster.name_taken", "error", reason=why)
         elif lives and not self._was_member:
-            why = f"{reason} that is alive: give each machine a name of its own with cluster.node"
-            self._out.append(NameInUse(why))
+            self._out.append(NameInUse(f"{reason} that is alive: {ALONE}"))
         self._member.not_before_ns = self._now_ns + TAKEN_NS
 
     def _is_alive(self) -> None:
@@ -387,8 +376,7 @@ class Claimer:
 
     def _rejoin(self) -> None:
         """Register what is held: no claim is under way, and no end is told meanwhile."""
-        held = self._held_list()
-        self._call(self._member, self._rejoined, "rejoin", self.tenure, held)
+        self._call(self._member, self._rejoined, "rejoin", self.tenure, self._held_list())
 
     def _rejoined(self, result: object) -> None:
         assert isinstance(result, list)
@@ -423,8 +411,15 @@ class Claimer:
         self._ends.clear()
         self._finishing, self._repeated = [], 0
         # What is under way belongs to the tenure that is over: its answers mean nothing.
-        self._member, self._claims, self._finishes, self._noting = Lane(), Lane(), Lane(), Lane()
-        self._states, self._locks = Lane(), Lane()
+        lanes = (
+            self._member,
+            self._claims,
+            self._finishes,
+            self._noting,
+            self._states,
+            self._locks,
+        )
+        self._calls.drop(*lanes)
         self._handlers.reset()
         self.tenure, self._epoch, self._server, self._declaring.known = 0, "", "", None
         self._notes = Notes()
@@ -468,11 +463,7 @@ class Claimer:
         self._forget(pairs)
         self._tell_pairs(wire.Confirmed, pairs)
 
-    def _tell_pairs(
-        self,
-        kind: type[wire.Confirmed] | type[wire.LoseAttempts] | type[wire.CancelAttempts],
-        pairs: list[Pair],
-    ) -> None:
+    def _tell_pairs(self, kind: type[PairsMessage], pairs: list[Pair]) -> None:
         for at in range(0, len(pairs), wire.ATTEMPTS_MAX):
             part = [wire.Held(*pair) for pair in pairs[at : at + wire.ATTEMPTS_MAX]]
             self._tell(kind(part))
@@ -488,20 +479,10 @@ class Claimer:
             return False
         return self._now_ns < self._until_ns
 
-    def _next_wants(self) -> list[engine.Want]:
-        """Return what to claim: what is wanted, without what is on its way to the supervisor."""
-        wants, left = [], CLAIM_MAX
-        for pool, want in self._wants.items():
-            count = min(left, want.count - (self._sent.get(pool, 0) - want.seen))
-            if count > 0:
-                wants.append(engine.Want(pool, count, want.names))
-                left -= count
-        return wants
-
     def _claim(self) -> None:
         self._woken = False
         self._claim_at_ns = self._now_ns + round(CLAIM_POLL_NS * self._rng.uniform(0.8, 1.2))
-        wants = self._next_wants()
+        wants = next_wants(self._wants, self._sent, CLAIM_MAX)
         self._call(self._claims, self._granted, "claim", self.tenure, wants)
 
     def _granted(self, result: object) -> None:
@@ -586,12 +567,14 @@ class Claimer:
         assert isinstance(result, list)
         self.figures.reaped += len(result)
         for each in result:
-            assert isinstance(each, engine.Reaped)
             self._out.append(node_lost(each))
 
     def _looked(self, result: object) -> None:
+        at_ns = 0
         if isinstance(result, engine.Statistics):  # else another node is at it, for the first time
-            self._tell(seen(result, max(0, self._looks.called_ns - result.age_ns)))
+            at_ns = max(0, self._looks.called_ns - result.age_ns)
+            self._tell(seen(result, at_ns))
+        self._look_rounds.seen(at_ns)
 
     def _report(self, event: str, level: str, *, reason: str, count: int = 0) -> None:
         self._out.append(actions.Report(event, level, reason=reason, count=count))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from msgspec import msgpack
 
 from musterd.ipc.wire.messages import NORMAL, NOT_GIVEN, TaskSpec
-from musterd.supervisor.cluster.engine import End
+from musterd.supervisor.cluster.engine import End, NodeCard
 
 T = TypeVar("T")
 Column = tuple[Callable[[T], Any], Any]  # how to get it, and what is left out
@@ -41,6 +41,7 @@ SIGNATURES = {
     "invalidate_1": "text bool",
     "join_1": "text text bigint text bytea text[] int[] bigint[] int[] bigint[] bigint[] text[] "
     "text[] bigint[] bigint[]",
+    "give_back_1": "text",
     "leave_1": "int",
     "lock_wake_1": "int[]",
     "locks_1": "int text[] bigint[] smallint[] text[]",
@@ -60,7 +61,7 @@ SIGNATURES = {
     "rejoin_1": "int text[] bigint[]",
     "release_1": "int text[] bigint[]",
     "retain_1": "bigint",
-    "retry_1": "text",
+    "retry_1": "text[]",
     "schedules_1": "",
     "settle_1": "text bigint bigint bigint bytea bigint bool",
     "sites_1": "",
@@ -123,6 +124,12 @@ END_COLUMNS: tuple[Column[End], ...] = (
 )
 
 
+NO_SESSIONS = (
+    "sessions stay on one machine, and this pool is shared by a cluster: submit the task to a pool "
+    "that is not in cluster.pools"
+)
+
+
 def columns(of: Sequence[Column[T]], rows: Sequence[T]) -> list[list[Any] | None]:
     """Return a list for each column, with None where a row leaves it out; None for an empty one."""
     lists: list[list[Any] | None] = []
@@ -137,12 +144,40 @@ def columns(of: Sequence[Column[T]], rows: Sequence[T]) -> list[list[Any] | None
     return lists
 
 
+def possible(names: Sequence[str]) -> list[str]:
+    """Return the ids or keys that tasks can have: PostgreSQL has no text with a NUL."""
+    return [name for name in names if "\0" not in name]
+
+
 def unsendable(spec: TaskSpec) -> str:
     """Say why a task cannot even be sent to PostgreSQL, or ""; its functions check the rest."""
     texts = (spec.id, spec.name, spec.target, spec.key, spec.policy, spec.on_open, spec.fallback_on)
+    if spec.session:
+        return f"session '{spec.session}': {NO_SESSIONS}"
     if any("\0" in text for text in texts):
         return "a name, target or key has a NUL character"
     numbers = (spec.timeout_ns, spec.delay_ns, spec.expires_ns, spec.cache_ns, spec.debounce_ns)
     if any(abs(number) >= BIGINT_MAX for number in numbers) or abs(spec.max_retries) >= INT_MAX:
         return "a number is out of bounds"
     return ""
+
+
+def declared(card: NodeCard) -> tuple[object, ...]:
+    """Return what a node says of itself, as join_1 and redeclare_1 take it."""
+    pools, tasks = card.pools, [(p.name, task) for p in card.pools for task in p.tasks]
+    return (
+        card.name,
+        card.lease_ns,
+        card.software,
+        _pack(card),
+        [each.name for each in pools],
+        [each.queue_size for each in pools],
+        [each.aging_ns for each in pools],
+        [each.max_crashes for each in pools],
+        [each.cache_ns for each in pools],
+        [each.debounce_ns for each in pools],
+        [f"{pool}.{task.method}" for pool, task in tasks],
+        [task.fallback_on for _, task in tasks],
+        [task.cache_ns for _, task in tasks],
+        [task.debounce_ns for _, task in tasks],
+    )

@@ -441,6 +441,7 @@ class Statistics(Struct, frozen=True):
 
 class Engine(Protocol):
     # -- nodes
+    def give_back(self, identity: str) -> None: ...  # what its daemon had that has died
     def join(self, card: NodeCard) -> Joined:
         """Begin a tenure; the claims of this identity's last one go back at once."""
 

@@ -28,7 +28,7 @@ each submit for AWAY_NS.
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from random import Random
 
 from musterd.ipc.resilience.policy import SECOND_NS
@@ -39,7 +39,15 @@ from musterd.ipc.wire.messages import (
     ProgressNote,
     Rejection,
 )
-from musterd.supervisor.cluster.calls import Figures, Lane, Taking
+from musterd.supervisor.cluster.calls import (
+    Calls,
+    Figures,
+    Lane,
+    Taking,
+    Wanted,
+    due_times,
+    make_due,
+)
 from musterd.supervisor.cluster.client_requests import (
     REQUEST_BYTES,
     Cancel,
@@ -59,7 +67,6 @@ from musterd.supervisor.cluster.engine import (
 )
 from musterd.supervisor.cluster.sidecar_events import (
     Action,
-    Call,
     EndPeer,
     EngineAnswered,
     EngineFailed,
@@ -67,7 +74,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     Notified,
     TellChange,
 )
-from musterd.supervisor.cluster.watches import Watches
+from musterd.supervisor.cluster.watches import LOOK_NS, Watches
 from musterd.supervisor.core.model import actions, events
 
 POLL_NS = SECOND_NS // 2  # behind NOTIFY, which may be lost
@@ -96,10 +103,9 @@ class Gateway:
     def __init__(self, waiter: int, rng: Random) -> None:
         """`waiter` is the same in each life of this node."""
         self._waiter = waiter
-        self._rng = rng
         self._now_ns = 0
         self._out: list[Action] = []
-        self._ticket = 0
+        self._calls = Calls(rng)
         self.figures = Figures()
         self.away_since_ns: int | None = None
         self.refusing = False  # the engine has been away for AWAY_NS
@@ -149,9 +155,7 @@ class Gateway:
                 self._lose(peer)
             case LookedUp(peer, ended, absent, marks):
                 self._looked_up(peer, ended, absent)
-                # What the others were told may be newer than this look.
-                known = [self._watches.mark_of(mark.id) or mark for mark in marks]
-                self._out.extend([actions.TellProgress([peer], _note(mark)) for mark in known])
+                self._tell_missed(peer, marks)
             case EngineAnswered(ticket, result):
                 self._answered(ticket, result)
             case EngineFailed():
@@ -166,11 +170,7 @@ class Gateway:
 
     def next_deadline(self) -> int | None:
         """Return when to come back with Ticked, if nothing happens before."""
-        due = [
-            max(at_ns, lane.not_before_ns)
-            for lane, at_ns in self._wanted_calls()
-            if not lane.ticket
-        ]
+        due = due_times(self._wanted_calls())
         silent_ns = self._silent_since_ns()
         if silent_ns is not None and not self.refusing:
             due.append(silent_ns + AWAY_NS)
@@ -199,23 +199,24 @@ class Gateway:
 
     # -- calls --------------------------------------------------------------------------------
 
-    def _wanted_calls(self) -> Iterable[tuple[Lane, int]]:
-        """Yield the lanes that have something to call, and when."""
+    def _wanted_calls(self) -> Iterable[Wanted]:
+        """Yield what is to be called, and when."""
         if self._after is None:
-            yield self._listen, 0
+            yield self._listen, 0, self._call_ended
             return
         if self._queue and not self.held:
-            yield self._write, 0
+            yield self._write, 0, self._call_write
         watches = self._watches
         waits = len(watches) or self.away_since_ns is not None
         poll_ns = self._listen.called_ns + (POLL_NS if waits else IDLE_POLL_NS)
-        yield self._listen, 0 if self._notified else poll_ns
+        yield self._listen, 0 if self._notified else poll_ns, self._call_ended
         if watches.has_doubtful or watches.has_foreign:
-            yield self._check, 0 if watches.has_doubtful else self._check_at_ns
+            at_ns = 0 if watches.has_doubtful else self._check_at_ns
+            yield self._check, at_ns, self._call_check
         if len(watches):
-            yield self._marks, self._marks_at_ns
+            yield self._marks, self._marks_at_ns, self._call_marks
         if self._followers:
-            yield self._changes, self._changes_at_ns
+            yield self._changes, self._changes_at_ns, self._call_changes
 
     def _go_on(self) -> None:
         """Make the calls that are due."""
@@ -230,16 +231,7 @@ class Gateway:
                 why = self._last_failure
                 self._out.append(actions.Report("cluster.unreachable", "error", reason=why))
             self._refuse_queued()
-        makers = {
-            id(self._write): self._call_write,
-            id(self._listen): self._call_ended,
-            id(self._check): self._call_check,
-            id(self._marks): self._call_marks,
-            id(self._changes): self._call_changes,
-        }
-        for lane, at_ns in list(self._wanted_calls()):
-            if not lane.ticket and self._now_ns >= max(at_ns, lane.not_before_ns):
-                makers[id(lane)]()
+        make_due(self._wanted_calls(), self._now_ns)
 
     def _silent_since_ns(self) -> int | None:
         """Return since when the engine does not answer; None if nothing says so."""
@@ -247,49 +239,29 @@ class Gateway:
         since += [lane.called_ns for lane in (self._write, self._listen) if lane.ticket]
         return min(since, default=None)
 
-    def _call(self, lane: Lane, method: str, *arguments: object, **options: object) -> None:
-        self._ticket += 1
-        lane.called(self._ticket, self._now_ns)
-        self._out.append(Call(self._ticket, method, arguments, options))
-
-    def _lane_of(self, ticket: int) -> Lane | None:
-        return next((lane for lane in self._lanes if lane.ticket == ticket), None)
-
-    @property
-    def _lanes(self) -> tuple[Lane, ...]:
-        return self._write, self._listen, self._check, self._marks, self._changes
+    def _call(
+        self,
+        lane: Lane,
+        answered: Callable[[object], None],
+        method: str,
+        *arguments: object,
+        **options: object,
+    ) -> None:
+        call = self._calls.make(self._now_ns, lane, answered, method, *arguments, **options)
+        self._out.append(call)
 
     def _answered(self, ticket: int, result: object) -> None:
-        lane = self._lane_of(ticket)
-        if lane is None:
-            return
-        lane.answered()
-        self._is_back()
-        if lane is self._write:
-            if self._taking.answered():
-                self._out.append(actions.Report("cluster.reachable"))
-            self._written(result)
-        elif lane is self._listen:
-            assert isinstance(result, Ended)
-            self._heard(result)
-        elif lane is self._check:
-            assert isinstance(result, Fetched)
-            self._checked(result)
-        elif lane is self._marks:
-            assert isinstance(result, list)
-            self._marked_ns = lane.called_ns
-            self._tell_progress(result)
-        else:
-            assert isinstance(result, Changed)
-            self._changed(result)
+        answered = self._calls.answered(ticket)
+        if answered is not None:
+            self._is_back()
+            answered(result)
 
     def _failed(self, event: EngineFailed) -> None:
-        lane = self._lane_of(event.ticket)
+        lane = self._calls.failed(event.ticket, self._now_ns)
         if lane is None:
             return
         self.figures.failed_calls += 1
         self._last_failure = event.reason
-        lane.failed(self._now_ns, self._rng)
         if event.refused:
             self._out.append(actions.Report("cluster.refused", "error", reason=event.reason))
         if self.away_since_ns is None and not (event.refused and lane is self._write):
@@ -313,7 +285,7 @@ class Gateway:
         self.away_since_ns = None
         # Another server may answer now, which counts its transactions differently.
         self._watches.doubt()
-        for lane in self._lanes:
+        for lane in (self._write, self._listen, self._check, self._marks, self._changes):
             if lane is not self._write or self._taking.failing_since_ns is None:
                 lane.not_before_ns = 0
 
@@ -394,12 +366,14 @@ class Gateway:
             specs = [spec for each in batch if isinstance(each, Submit) for spec in each.tasks]
             self._flying = {spec.id for spec in specs}
             resend = first.resend
-            self._call(self._write, "submit", specs, waiter=self._waiter, resend=resend)
+            write, written = self._write, self._written
+            self._call(write, written, "submit", specs, waiter=self._waiter, resend=resend)
         elif isinstance(first, Cancel):
             ids = [id_ for each in batch if isinstance(each, Cancel) for id_ in each.ids]
-            self._call(self._write, "cancel", list(dict.fromkeys(ids)))
+            self._call(self._write, self._written, "cancel", list(dict.fromkeys(ids)))
         else:
-            self._call(self._write, "invalidate", first.key, prefix=first.prefix)
+            key, prefix = first.key, first.prefix
+            self._call(self._write, self._written, "invalidate", key, prefix=prefix)
 
     def _next_batch(self) -> list[Request]:
         """Take the first requests that one call can do, at least one."""
@@ -417,6 +391,8 @@ class Gateway:
         return batch
 
     def _written(self, result: object) -> None:
+        if self._taking.answered():
+            self._out.append(actions.Report("cluster.reachable"))
         batch, self._writing = self._writing, []
         self._queued_bytes -= sum(each.bytes for each in batch)
         if isinstance(batch[0], Submit):
@@ -489,8 +465,8 @@ class Gateway:
 
     def _note_foreign(self, id_: str) -> None:
         if not self._watches.has_foreign:
-            self._check_at_ns = self._now_ns + POLL_NS
-        self._watches.note_foreign(id_)
+            self._check_at_ns = self._now_ns + LOOK_NS
+        self._watches.note_foreign(id_, self._now_ns)
 
     def _watch_new(self, peer: bytes, ids: list[str]) -> None:
         if len(self._watches) + len(ids) > WATCHES_MAX:
@@ -529,11 +505,12 @@ class Gateway:
     def _call_ended(self) -> None:
         self._notified = False
         if self._after is None:
-            self._call(self._listen, "ended", 0, "")  # only where it stands
+            self._call(self._listen, self._heard, "ended", 0, "")  # only where it stands
         else:
-            self._call(self._listen, "ended", self._waiter, self._after)
+            self._call(self._listen, self._heard, "ended", self._waiter, self._after)
 
-    def _heard(self, result: Ended) -> None:
+    def _heard(self, result: object) -> None:
+        assert isinstance(result, Ended)
         first = self._after is None
         self._after = result.after
         self._notified = self._notified or result.more
@@ -551,12 +528,13 @@ class Gateway:
 
     def _call_check(self) -> None:
         self._check_at_ns = self._now_ns + POLL_NS
-        ids = self._watches.next_to_check(BATCH_MAX)
-        self._checking = ids
-        self._call(self._check, "fetch", ids, -1)
+        ids = self._checking = self._watches.next_to_check(BATCH_MAX)
+        self._call(self._check, self._checked, "fetch", ids, -1)
 
-    def _checked(self, result: Fetched) -> None:
+    def _checked(self, result: object) -> None:
+        assert isinstance(result, Fetched)
         self._checking = []
+        self._check_at_ns = self._watches.next_look_ns(self._now_ns, self._check.called_ns)
         self._look_up(result.unread)
         self._tell_progress(result.marks)
         for id_ in result.absent:
@@ -569,7 +547,22 @@ class Gateway:
         self._marks_at_ns = self._now_ns + MARKS_NS
         age_ns = self._now_ns - self._marked_ns if self._marked_ns is not None else 0
         age_ns = min(age_ns, MARKS_AGE_MAX_NS) + MARKS_SLACK_NS
-        self._call(self._marks, "marks", self._waiter, age_ns)
+        self._call(self._marks, self._marked, "marks", self._waiter, age_ns)
+
+    def _marked(self, result: object) -> None:
+        assert isinstance(result, list)
+        self._marked_ns = self._marks.called_ns
+        self._tell_progress(result)
+
+    def _tell_missed(self, peer: bytes, marks: Iterable[ProgressMark]) -> None:
+        """Tell a late watcher how far tasks are. What the others know may be newer than this look;
+        what nobody knows is for all of them."""
+        for mark in marks:
+            known = self._watches.mark_of(mark.id)
+            if known is None:
+                self._tell_progress([mark])
+            else:
+                self._out.append(actions.TellProgress([peer], _note(known)))
 
     def _tell_progress(self, marks: Iterable[ProgressMark]) -> None:
         for mark in marks:
@@ -581,9 +574,10 @@ class Gateway:
 
     def _call_changes(self) -> None:
         self._changes_at_ns = self._now_ns + CHANGES_NS
-        self._call(self._changes, "changes", self._change)
+        self._call(self._changes, self._changed, "changes", self._change)
 
-    def _changed(self, result: Changed) -> None:
+    def _changed(self, result: object) -> None:
+        assert isinstance(result, Changed)
         first, newest = self._newest is None, self._newest or {}
         self._newest, self._change = newest, result.after
         for note in result.notes:

@@ -59,6 +59,17 @@ def divided(
     return pools, refusals
 
 
+def next_wants(wants: dict[str, wire.Want], sent: dict[str, int], left: int) -> list[engine.Want]:
+    """Return what to claim: what is wanted, without what is on its way to the supervisor."""
+    chosen = []
+    for pool, want in wants.items():
+        count = min(left, want.count - (sent.get(pool, 0) - want.seen))
+        if count > 0:
+            chosen.append(engine.Want(pool, count, want.names))
+            left -= count
+    return chosen
+
+
 def portions(attempts: list[wire.Attempt]) -> Iterable[list[wire.Attempt]]:
     """Cut attempts into messages of about BATCH_BYTES_MAX, at least one in each."""
     portion: list[wire.Attempt] = []

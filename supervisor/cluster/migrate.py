@@ -45,6 +45,7 @@ def run(url: str, schema: str = SCHEMA) -> Migration:
     made: tuple[str, ...] = ()
     connection = checks.connect(url)
     with connection:
+        checks.pooler(connection, url)
         checks.server(connection)
         with connection.transaction():
             connection.execute("SELECT pg_advisory_xact_lock(%s, 0)", (locks(schema),))

@@ -17,6 +17,8 @@ from musterd.ipc.wire.messages import (
     POISON,
     QUEUED,
     RUNNING,
+    SHUT,
+    SHUT_TYPE,
     SUCCEEDED,
     WAITING,
     FailedAttempt,
@@ -35,8 +37,6 @@ from musterd.supervisor.cluster.engine import (
 )
 from musterd.supervisor.cluster.model_intake import Intake
 from musterd.supervisor.cluster.model_records import Group, Recent, Task, own
-
-OPEN = "open"  # Failure.kind of a task that ended because its site was shut
 
 
 class Ends(Intake):
@@ -87,8 +87,7 @@ class Ends(Intake):
         self._impatient()
 
     def _note_failure(self, task: Task, failure: Failure) -> None:
-        node = self.board.of(task.tenure) if task.tenure else None
-        worker = node.card.name if node is not None else ""
+        worker = self.board.name_of(task.tenure)
         at = (self.clock() + self.wall_ns) / 1e9
         task.failures = [
             *task.failures[1 - HISTORY_MAX :],
@@ -128,17 +127,23 @@ class Ends(Intake):
         failure = Failure(CRASH, message="its node was lost") if task.begun else None
         self.attempt_ended(task, End(task.spec.id, task.claim, kind, failure=failure))
 
+    def give_back(self, identity: str) -> None:
+        node = self.board.nodes.get(identity)
+        for task in list(self.board.claimed()):
+            if node is not None and task.tenure == node.tenure:
+                self.node_lost(task)
+
     def _release(self, task: Task) -> None:
         task.tenure = task.claim = task.probe = 0
         task.begun = False
 
     def _back(self, task: Task) -> list[Told]:
         """Put a task back where it was, unless it is over."""
-        self._release(task)
         if task.cancel:
             return self.end(task, self._outcome(task, CANCELLED))
         if 0 < task.expires_ns <= self.clock():
             return self.end(task, self._outcome(task, EXPIRED))
+        self._release(task)
         task.state, task.queued_ns = QUEUED, self.clock()
         self.patience(task)
         return [Told(task.spec.id, task.waiter, "")]
@@ -163,6 +168,7 @@ class Ends(Intake):
         told = [self._end_one(task, outcome)]
         if keeps and own(outcome) and outcome.state == SUCCEEDED:
             until_ns = self.clock() + GOOD_TTL_NS
+            self.board.good.pop(task.memory_name, None)  # the newest come last
             self.board.good[task.memory_name] = (outcome.value, until_ns)
         group = self.board.groups.get(task.spec.key) if task.spec.key else None
         if group is None:
@@ -183,6 +189,10 @@ class Ends(Intake):
 
     def _end_one(self, task: Task, outcome: Outcome) -> Told:
         del self.board.live[task.spec.id]
+        if task.tenure:
+            task.node = self.board.name_of(task.tenure)
+        elif task.failures:
+            task.node = task.failures[-1].worker
         task.state, task.tenure, task.claim = outcome.state, 0, 0
         if outcome.state == FAILED:
             outcome = self._fall_back(task, outcome)
@@ -267,7 +277,7 @@ class Ends(Intake):
         if on_open in ("", "wait") or not self.site_of(task).shut(self.clock()):
             return
         why = f"the breaker of {task.spec.target} is open"
-        failed = self._outcome(task, FAILED, b"", Failure(OPEN, message=why))
+        failed = self._outcome(task, FAILED, b"", Failure(SHUT, SHUT_TYPE, why))
         if on_open == "fallback":
             substitute = self._substitute(task, failed)
             if substitute is not None:
@@ -350,8 +360,9 @@ class Ends(Intake):
             pool.counted = sum(task.pool == name for task in self.board.live.values())
         for key in [k for k, (_, until) in self.board.state.items() if 0 < until <= now_ns]:
             del self.board.state[key]
-        while len(self.board.recent) > self.rules.cache.entries:
-            del self.board.recent[next(iter(self.board.recent))]
+        for memory in (self.board.recent, self.board.good):
+            while len(memory) > self.rules.cache.entries:
+                memory.pop(next(iter(memory)))
         return Ticked(ready, expired, given_up)
 
     def _give_up(self, task: Task) -> None:

@@ -78,6 +78,9 @@ class ModelEngine(Views):
         self._refuse_name(card)
         former = self.board.nodes.get(card.identity)
         if former is not None and former.tenure:
+            if former.card.name != card.name:  # a copy of another machine, maybe
+                why = f"the identity in node.id is taken by node '{former.card.name}'"
+                raise NameTaken(why, now_ns - former.beat_ns)
             self._end_tenure(former)
         self._tenure += 1
         draining = former.draining if former is not None else False
@@ -177,9 +180,9 @@ class ModelEngine(Views):
             self.board.locks[name] = [each for each in line if each.tenure != node.tenure]
             if not self.board.locks[name]:
                 del self.board.locks[name]
-        node.tenure = 0
         for task in claims:
             self.node_lost(task)
+        node.tenure = 0
         return len(claims)
 
     def nodes(self) -> list[NodeView]:
@@ -243,7 +246,7 @@ class ModelEngine(Views):
     def claim(self, tenure: int, wants: Sequence[Want]) -> list[Grant]:
         node = self._node(tenure)
         epochs = {each.epoch for each in self.board.nodes.values() if self._alive(each)}
-        if node.draining or epochs - {str(self._epoch)}:
+        if node.draining or (epochs | {node.epoch}) - {str(self._epoch)}:
             return []
         held = (tenure, self.rng.getrandbits(62) + 1)
         granted: list[Task] = []

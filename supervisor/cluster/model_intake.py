@@ -19,6 +19,7 @@ from musterd.ipc.wire.messages import (
     Rejection,
     TaskSpec,
 )
+from musterd.supervisor.cluster.columns import NO_SESSIONS
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
     JOINED_MAX,
@@ -141,8 +142,10 @@ class Intake(Base):
             return _rejected(spec, UNKNOWN_TASK, f"no node has a pool for '{spec.name}'")
         if self.board.declared(spec.name) is None:
             return _rejected(spec, UNKNOWN_TASK, f"no node has a task '{spec.name}'")
-        if spec.policy and spec.policy not in self.rules.classes:
-            return _rejected(spec, INVALID_TASK, f"there is no class '{spec.policy}'")
+        if spec.session or (spec.policy and spec.policy not in self.rules.classes):
+            unknown = f"there is no class '{spec.policy}'"
+            why = f"session '{spec.session}': {NO_SESSIONS}" if spec.session else unknown
+            return _rejected(spec, INVALID_TASK, why)
         group = self.board.groups.get(spec.key) if spec.key else None
         if group is not None and group.name != spec.name:
             why = f"key '{spec.key}' is in use by a '{group.name}'"

@@ -47,6 +47,7 @@ class Task(Struct, eq=False):
     counted: bool = False  # the breaker has counted a failure of it
     probe: int = 0
     give_up_ns: int = 0  # until when the next attempt waits for the budget; 0: it is paid for
+    node: str = ""  # that ran it last, when it has ended
     ran: bool = False  # an attempt of it was granted: what it returns may be remembered
     error: str = ""
     failures: list[FailedAttempt] = field(default_factory=list)
@@ -90,7 +91,7 @@ class Done(Struct, eq=False):
     finished_ns: int
 
     def view(self, wall_ns: int) -> TaskView:
-        shown, outcome = self.task.view("", wall_ns), self.outcome
+        shown, outcome = self.task.view(self.task.node, wall_ns), self.outcome
         return TaskView(
             id=shown.id,
             name=shown.name,
@@ -99,6 +100,7 @@ class Done(Struct, eq=False):
             target=shown.target,
             attempt=outcome.attempts,
             crashes=shown.crashes,
+            worker=shown.worker,
             submitted_at=shown.submitted_at,
             finished_at=(self.finished_ns + wall_ns) / 1e9,
             run_seconds=outcome.run_seconds,
@@ -196,6 +198,11 @@ class Board(Struct, eq=False):
 
     def of(self, tenure: int) -> Node | None:
         return next((n for n in self.nodes.values() if n.tenure == tenure), None)
+
+    def name_of(self, tenure: int) -> str:
+        """Return the name of a node; "" for none."""
+        node = self.of(tenure) if tenure else None
+        return node.card.name if node is not None else ""
 
     def claimed(self) -> Iterator[Task]:
         return (task for task in self.live.values() if task.state == RUNNING)

@@ -27,8 +27,7 @@ class Views(Ends):
     def view(self, id_: str) -> TaskView | None:
         task, done = self.board.live.get(id_), self.board.done.get(id_)
         if task is not None:
-            node = self.board.of(task.tenure) if task.tenure else None
-            return task.view(node.card.name if node is not None else "", self.wall_ns)
+            return task.view(self.board.name_of(task.tenure), self.wall_ns)
         return done.view(self.wall_ns) if done is not None else None
 
     def find(self, which: TaskFilter) -> list[TaskView]:

@@ -29,6 +29,10 @@ class Declaring:
             return self._next_ns + PLACES_NS
         return self._next_ns
 
+    def sleeps(self, pool: str) -> bool:
+        """Whether this node has the pool and no workers for it."""
+        return any(card.name == pool and not card.places for card in self.cards or ())
+
     def card(self, now_ns: int) -> engine.NodeCard:
         """Return what to declare now."""
         assert self.cards is not None

@@ -28,6 +28,8 @@ from musterd.supervisor.cluster.columns import (
     SIGNATURES,
     SPEC_COLUMNS,
     columns,
+    declared,
+    possible,
     unsendable,
 )
 from musterd.supervisor.cluster.engine import (
@@ -87,6 +89,7 @@ from musterd.supervisor.cluster.rows import (
     view,
 )
 
+RETRY_MAX = 100  # tasks of one call, each with arguments of up to 4 MiB
 ASKED = -1  # a claimed task that was cancelled: its node ends it
 LOST = -1  # a claim that is not the node's any more
 LOCK_KINDS = {"want": 0, "pass": 1, "leave": 2}
@@ -120,15 +123,23 @@ class PostgresEngine:
     def check(self, function: str = "claim_1", role: str = "node") -> list[str]:
         """Refuse a database that cannot be used, or a user without `role` that may not call the
         function; return warnings about the others."""
+        self.close()
+        connection = self._connection = checks.connect(self._url)
         try:
-            connection = self._connected()
+            checks.pooler(connection, self._url)  # first: what is set would be others' settings
             checks.server(connection)
-            checks.pooler(connection, self._url)
             checks.usable(connection, self._schema, VERSION, role)
             checks.may(connection, self._schema, function, role)
-            return checks.warnings(connection)
+            warnings = checks.warnings(connection)
+            self._make_ready(connection)
         except psycopg.Error as error:
-            raise self._refusal(error) from error
+            refusal = self._refusal(error)
+            self.close()
+            raise refusal from error
+        except EngineError:
+            self.close()
+            raise
+        return warnings
 
     def cluster(self) -> str:
         """Return which cluster this is: a random name that it keeps."""
@@ -151,13 +162,18 @@ class PostgresEngine:
             self.close()
         if self._connection is None or self._connection.closed:
             connection = checks.connect(self._url)
-            if self._alone:
-                checks.be_alone(connection, self._alone)
-            if self._patience_ms:
-                limit = "SELECT set_config('statement_timeout', %s, false)"
-                connection.execute(limit, (str(self._patience_ms),))
+            self._make_ready(connection)
             self._connection = connection
         return self._connection
+
+    def _make_ready(self, connection: psycopg.Connection[Row]) -> None:
+        """Make this engine's session of a connection."""
+        if self._alone:
+            checks.be_alone(connection, self._alone)
+        if self._patience_ms:
+            limit = "SELECT set_config('statement_timeout', %s, false)"
+            connection.execute(limit, (str(self._patience_ms),))
+        connection.prepare_threshold = 0
 
     def _call(self, function: str, *parameters: object) -> list[Row]:
         """Call a function of the schema; return its rows."""
@@ -191,7 +207,7 @@ class PostgresEngine:
         """Wake what a commit has made ready; a wake that is lost is made up for by a tick.
 
         Notifications need no pause that gathers them: a node has one call of a kind under way, and
-        what comes meanwhile is the next one's.
+        what comes meanwhile is the next one's (docs/cluster.md has figures).
         """
         while wakes != Wakes(waiter=wakes.waiter):
             told, wakes.told = list(wakes.told), {}
@@ -215,15 +231,20 @@ class PostgresEngine:
 
     # -- nodes --------------------------------------------------------------------------------
 
+    def give_back(self, identity: str) -> None:
+        wakes = Wakes()
+        tell(self._call("give_back_1", identity), wakes)
+        self._wake(wakes)
+
     def join(self, card: NodeCard) -> Joined:
-        rows = self._call("join_1", card.identity, *_declared(card))
+        rows = self._call("join_1", card.identity, *declared(card))
         wakes = Wakes()
         tell([row[3:] for row in rows], wakes)
         self._wake(wakes)
         return Joined(*rows[0][:3])
 
     def redeclare(self, tenure: int, card: NodeCard) -> None:
-        self._call("redeclare_1", tenure, *_declared(card))
+        self._call("redeclare_1", tenure, *declared(card))
 
     def rejoin(self, tenure: int, running: Sequence[Held]) -> list[str]:
         ids, claims = [each.id for each in running], [each.claim for each in running]
@@ -356,11 +377,11 @@ class PostgresEngine:
         return Ended(tuple(ids or ()), now, more)
 
     def look_up(self, ids: Sequence[str]) -> list[Outcome]:
-        return [outcome(*row) for row in self._call("look_up_1", list(ids))]
+        return [outcome(*row) for row in self._call("look_up_1", possible(ids))]
 
     def fetch(self, ids: Sequence[str], bytes_max: int) -> Fetched:
         outcomes, alive, unread, marks, next_bytes = [], [], [], [], 0
-        for row in self._call("fetch_1", list(ids), bytes_max):
+        for row in self._call("fetch_1", possible(ids), bytes_max):
             id_, is_alive, size, read, *ending, fraction, text = row
             if is_alive:
                 alive.append(id_)
@@ -378,20 +399,20 @@ class PostgresEngine:
         )
 
     def cancel(self, ids: Sequence[str]) -> list[str]:
-        rows, wakes = self._call("cancel_1", list(ids)), Wakes()
+        rows, wakes = self._call("cancel_1", possible(ids)), Wakes()
         tell(rows, wakes)
         self._wake(wakes)
         return [row[0] for row in rows if row[2] in (ASKED, 6)]
 
     def retry(self, ids: Sequence[str]) -> list[Rejection]:
-        rejected = []
-        for id_ in dict.fromkeys(ids):
-            [(code, why, retry_ns, *lanes)] = self._call("retry_1", id_)
-            if code is not None:
-                rejected.append(Rejection(id_, code, why, retry_ns))
-                continue
-            wakes = Wakes()
-            note_lanes(lanes, wakes)
+        chosen, rejected = list(dict.fromkeys(ids)), []
+        for first in range(0, len(chosen), RETRY_MAX):
+            part, wakes = chosen[first : first + RETRY_MAX], Wakes()
+            for place, code, why, retry_ns, *lanes in self._call("retry_1", part):
+                if place:
+                    rejected.append(Rejection(part[place - 1], code, why, retry_ns))
+                else:
+                    note_lanes(lanes, wakes)
             self._wake(wakes)
         return rejected
 
@@ -403,7 +424,7 @@ class PostgresEngine:
         return total
 
     def view(self, id_: str) -> TaskView | None:
-        rows = self._call("view_1", id_)
+        rows = [row for each in possible([id_]) for row in self._call("view_1", each)]
         return view(rows[0]) if rows else None
 
     def find(self, which: TaskFilter) -> list[TaskView]:
@@ -418,7 +439,8 @@ class PostgresEngine:
         return sorted(counts, key=lambda each: (each.pool, each.level, each.state))
 
     def invalidate(self, key: str, *, prefix: bool = False) -> None:
-        self._call("invalidate_1", key, prefix)
+        for each in possible([key]):
+            self._call("invalidate_1", each, prefix)
 
     def tick(self) -> Ticked:
         ticked = dict.fromkeys(PARTS, 0)
@@ -433,7 +455,11 @@ class PostgresEngine:
         return Ticked(ticked["ready"], ticked["expire"], ticked["pay"])
 
     def retain(self, keep_ns: int) -> int:
-        """Make partitions for ended tasks ahead, and drop those that are older; return how many."""
+        """Make partitions for ended tasks ahead, and drop those that are older; return how many.
+
+        Lanes that are not used any more go, too.
+        """
+        self._call("tick_1", "lanes")
         return int(self._call("retain_1", keep_ns)[0][0])
 
     # -- sites and policy ---------------------------------------------------------------------
@@ -559,24 +585,3 @@ class PostgresEngine:
         for found_ns, doc in self._call("statistics_1", age_ns):
             return msgspec.structs.replace(_decode_statistics(doc), age_ns=found_ns)
         return None
-
-
-def _declared(card: NodeCard) -> tuple[object, ...]:
-    """Return what a node says of itself, as join_1 and redeclare_1 take it."""
-    pools, tasks = card.pools, [(p.name, task) for p in card.pools for task in p.tasks]
-    return (
-        card.name,
-        card.lease_ns,
-        card.software,
-        _pack(card),
-        [each.name for each in pools],
-        [each.queue_size for each in pools],
-        [each.aging_ns for each in pools],
-        [each.max_crashes for each in pools],
-        [each.cache_ns for each in pools],
-        [each.debounce_ns for each in pools],
-        [f"{pool}.{task.method}" for pool, task in tasks],
-        [task.fallback_on for _, task in tasks],
-        [task.cache_ns for _, task in tasks],
-        [task.debounce_ns for _, task in tasks],
-    )

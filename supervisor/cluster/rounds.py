@@ -5,7 +5,8 @@
     retain      results that are old, and room for those to come
     statistics  a look at the whole cluster, for people: one in LOOK_AGE_NS, by one node in turn
 
-A look may take seconds, where a million tasks wait; the others do not wait for it.
+A look may take seconds, where a million tasks wait; the others do not wait for it. A node that has
+a pool without workers looks soon after something was queued there: what it sees starts a worker.
 """
 
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ REAP_NS = SECOND_NS  # a lost node's tasks wait for this beyond its lease
 RETAIN_NS = 600 * SECOND_NS  # partitions for ended tasks are made hours ahead
 LOOK_NS = 12 * SECOND_NS
 LOOK_AGE_NS = 10 * SECOND_NS
+SOON_NS = SECOND_NS // 2  # age of a look, and between two, for a pool without workers
 
 
 class Rounds:
@@ -55,5 +57,29 @@ def of_time(rng: Random, keep_ns: int) -> Rounds:
     return Rounds(rng, calls)
 
 
-def of_looks(rng: Random) -> Rounds:
-    return Rounds(rng, {"statistics": (LOOK_NS, (LOOK_AGE_NS,))})
+class Looks(Rounds):
+    def __init__(self, rng: Random) -> None:
+        super().__init__(rng, {"statistics": (LOOK_NS, (LOOK_AGE_NS,))})
+        self._called_ns = 0
+        self._queued_ns: int | None = None  # when something was queued that no look has seen
+
+    def queued(self, now_ns: int) -> None:
+        """Look soon: something was queued in a pool that has no workers here."""
+        self._queued_ns = now_ns
+        self._look_soon()
+
+    def seen(self, at_ns: int) -> None:
+        """Note how old a look is: one that others took before does not show what was queued."""
+        if self._queued_ns is not None and at_ns >= self._queued_ns:
+            self._queued_ns = None
+        elif self._queued_ns is not None:
+            self._look_soon()
+
+    def _look_soon(self) -> None:
+        at_ns = self._at_ns["statistics"]
+        self._at_ns["statistics"] = min(at_ns, self._called_ns + SOON_NS)
+
+    def turn(self, now_ns: int) -> tuple[str, tuple[object, ...]]:
+        self._called_ns = now_ns
+        method, arguments = super().turn(now_ns)
+        return method, arguments if self._queued_ns is None else (SOON_NS,)

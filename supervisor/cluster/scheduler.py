@@ -24,7 +24,7 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.ipc.wire.messages import BATCH_BYTES_MAX, TaskDeclaration
 from musterd.supervisor.cluster import engine
-from musterd.supervisor.cluster.calls import Lane
+from musterd.supervisor.cluster.calls import Calls, Lane, Wanted, due_times, make_due
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -158,7 +158,7 @@ class Scheduler:
         self._zone_of = zone_of
         self._now_ns = 0
         self._out: list[Action] = []
-        self._ticket = 0
+        self._calls = Calls(rng)
         self._leaving = False
         # The policy: the version that is applied, and the one that the supervisor knows.
         self._version: int | None = None
@@ -174,13 +174,14 @@ class Scheduler:
         self._token = rng.getrandbits(62)
         self._fetch, self._look, self._settle = Lane(), Lane(), Lane()
         self._follow, self._announce = Lane(), Lane()
-        self._answers: dict[int, Callable[[object], None]] = {}
 
     def handle(self, now_ns: int, event: object) -> list[Action]:
         self._now_ns = now_ns
         match event:
             case EngineAnswered(ticket, result):
-                self._answered(ticket, result)
+                answered = self._calls.answered(ticket)
+                if answered is not None:
+                    answered(result)
             case EngineFailed():
                 self._failed(event)
             case Standing(version, cards):
@@ -192,24 +193,17 @@ class Scheduler:
                 self._leaving = True
             case _:
                 assert isinstance(event, events.Ticked), event
-        self._go_on()
+        make_due(self._wanted_calls(), now_ns)
         out, self._out = self._out, []
         return out
 
     def next_deadline(self) -> int | None:
         """Return when to come back with Ticked, if nothing happens before."""
-        return min(
-            (
-                max(at_ns, lane.not_before_ns)
-                for lane, at_ns, _ in self._wanted_calls()
-                if not lane.ticket
-            ),
-            default=None,
-        )
+        return min(due_times(self._wanted_calls()), default=None)
 
     # -- calls --------------------------------------------------------------------------------
 
-    def _wanted_calls(self) -> Iterable[tuple[Lane, int, Callable[[], None]]]:
+    def _wanted_calls(self) -> Iterable[Wanted]:
         if self._version is None or self._leaving:
             return
         if self._version != self._told:
@@ -223,11 +217,6 @@ class Scheduler:
         if self._notes:
             yield self._announce, 0, self._call_announce
 
-    def _go_on(self) -> None:
-        for lane, at_ns, make in list(self._wanted_calls()):
-            if not lane.ticket and self._now_ns >= max(at_ns, lane.not_before_ns):
-                make()
-
     def _call(
         self,
         lane: Lane,
@@ -236,27 +225,11 @@ class Scheduler:
         *arguments: object,
         **options: object,
     ) -> None:
-        self._ticket += 1
-        lane.called(self._ticket, self._now_ns)
-        self._answers[self._ticket] = answered
-        self._out.append(Call(self._ticket, method, arguments, options))
-
-    def _lane_of(self, ticket: int) -> Lane | None:
-        lanes = (self._fetch, self._look, self._settle, self._follow, self._announce)
-        return next((lane for lane in lanes if lane.ticket == ticket), None)
-
-    def _answered(self, ticket: int, result: object) -> None:
-        lane, answered = self._lane_of(ticket), self._answers.pop(ticket, None)
-        if lane is not None and answered is not None:
-            lane.answered()
-            answered(result)
+        call = self._calls.make(self._now_ns, lane, answered, method, *arguments, **options)
+        self._out.append(call)
 
     def _failed(self, event: EngineFailed) -> None:
-        lane = self._lane_of(event.ticket)
-        self._answers.pop(event.ticket, None)
-        if lane is None:
-            return
-        lane.failed(self._now_ns, self._rng)
+        lane = self._calls.failed(event.ticket, self._now_ns)
         if lane is self._settle:
             # Whether it happened is not known: the next look says what is due.
             self._settling = None

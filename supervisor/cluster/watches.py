@@ -2,7 +2,13 @@
 
 from collections.abc import Iterable, Iterator
 
+from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.cluster.engine import ProgressMark
+
+# Between two looks at tasks that others submitted, whose ends nobody tells here. Whoever waits for
+# long can wait a little longer; and a look takes a twentieth of the time at most.
+LOOK_NS, LOOK_NS_MAX = SECOND_NS // 20, SECOND_NS // 2
+PATIENCE, RARELY = 16, 20
 
 
 class Watches:
@@ -11,6 +17,7 @@ class Watches:
         self._watched: dict[bytes, dict[str, None]] = {}
         self._pairs = 0
         self._foreign: dict[str, None] = {}  # tasks that others may have submitted
+        self._foreign_ns = 0  # when the newest of them was noted
         self._doubtful: dict[str, None] = {}  # tasks to look at once
         self._marks: dict[str, ProgressMark] = {}  # what the watchers of a task were told last
 
@@ -88,9 +95,15 @@ class Watches:
     def has_doubtful(self) -> bool:
         return bool(self._doubtful)
 
-    def note_foreign(self, id_: str) -> None:
+    def note_foreign(self, id_: str, now_ns: int) -> None:
         if id_ in self._watchers:
             self._foreign[id_] = None
+            self._foreign_ns = now_ns
+
+    def next_look_ns(self, now_ns: int, called_ns: int) -> int:
+        """Return when to look at foreign tasks again, after a look that was called for then."""
+        pause_ns = max((now_ns - self._foreign_ns) // PATIENCE, (now_ns - called_ns) * RARELY)
+        return now_ns + min(LOOK_NS_MAX, max(LOOK_NS, pause_ns))
 
     def doubt(self, ids: Iterable[str] | None = None) -> None:
         """Note that these tasks, or all, may have ended unheard."""

@@ -4,6 +4,7 @@
 their own. `sources` reads values with their origins, `load`
 merges them and reports all problems at once.
 
-May import: alerts, core.model, ipc.client, ipc.errors, ipc.resilience, ipc.secrets, ipc.wire, text.
+May import: alerts, core.model, ipc.client, ipc.errors, ipc.resilience, ipc.secrets, ipc.watching,
+ipc.wire, text.
 Not for: what the configuration means to the daemon (settings).
 """

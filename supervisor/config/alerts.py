@@ -18,6 +18,7 @@ from msgspec import field
 
 from musterd.ipc.secrets.reference import is_secret_name
 from musterd.supervisor.alerts.kinds import KINDS, USUAL, matching
+from musterd.supervisor.alerts.template import names_in
 from musterd.supervisor.config.kinds import (
     AbsolutePath,
     ArgumentNames,
@@ -35,6 +36,7 @@ ALERTS_MAX = 50
 ALERT_NAME_LENGTH_MAX = 40
 PATTERNS_MAX = 100
 ARGUMENTS_MAX = 100
+TEMPLATE_CHARS_MAX = 2000
 # A slower delivery is stuck; while one is under way, its alert sends nothing else.
 TIMEOUT_NS_MAX = 300 * SECOND_NS
 DELIVERY_NS = 30 * SECOND_NS
@@ -107,6 +109,20 @@ class SecretName(Text, frozen=True):
         return name
 
 
+class Template(Kind, frozen=True):
+    """Text with placeholders, or "" for the usual words."""
+
+    takes_text: ClassVar[bool] = True
+
+    def read(self, value: object) -> str:
+        if not isinstance(value, str):
+            raise ValueError('is not text: give a template such as "{schedule}: {summary}"')
+        if len(value) > TEMPLATE_CHARS_MAX:
+            raise ValueError(f"is longer than {TEMPLATE_CHARS_MAX} characters: shorten it")
+        names_in(value)
+        return value
+
+
 class CommandLine(Kind, frozen=True):
     """A program and its arguments, or [] for none."""
 
@@ -140,6 +156,8 @@ class AlertConfig(Section, frozen=True):
     every_ns: Annotated[int, Duration()] = field(name="every", default=3600 * SECOND_NS)
     resolved: Annotated[bool, Flag()] = True
     timeout_ns: Annotated[int, Duration(SECOND_NS)] = field(name="timeout", default=DELIVERY_NS)
+    title: Annotated[str, Template()] = ""
+    body: Annotated[str, Template()] = ""
     url: Annotated[str, Address()] = ""
     url_file: Annotated[str, AbsolutePath()] = ""
     url_secret: Annotated[str, SecretName()] = ""

@@ -9,7 +9,7 @@ import importlib.util
 import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from msgspec import field
 
@@ -30,6 +30,7 @@ LEASE_NS_MAX = 3600 * SECOND_NS
 NODE_LENGTH_MAX = 200
 
 _URL = re.compile(r"postgres(ql)?://\S+")
+_PASSWORDS = {"password", "sslpassword"}  # parameters of a URL of PostgreSQL
 _SOURCES = ("url", "url_file", "url_secret")
 
 
@@ -75,8 +76,16 @@ class ClusterConfig(Section, frozen=True):
 
 def exposed(cluster: ClusterConfig, origins: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """Yield where others can read the password in the URL, and what to do."""
-    if cluster.url and urlsplit(cluster.url).password:
+    if cluster.url and _has_password(cluster.url):
         yield from exposure_of(origins.get("cluster.url", ""))
+
+
+def _has_password(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # it cannot be read, and may be anything
+        return True
+    return bool(parts.password or _PASSWORDS & parse_qs(parts.query).keys())
 
 
 def check(cluster: ClusterConfig) -> None:

@@ -184,7 +184,7 @@ class Text(Kind, frozen=True):
             raise ValueError("is not text: put it in quotes")
         if len(value) > TEXT_LENGTH_MAX:
             raise ValueError(f"is longer than {TEXT_LENGTH_MAX} characters: shorten it")
-        _check_characters(value)
+        check_characters(value)
         return value
 
 
@@ -289,6 +289,17 @@ class FunctionNames(TextList, frozen=True):
         return text
 
 
+class FunctionName(Text, frozen=True):
+    """A function of the user, "package.module:function", or "" for none."""
+
+    def read(self, value: object) -> str:
+        name = super().read(value)
+        module, _, function = name.partition(":")
+        if name and not _are_names([*module.split("."), function]):
+            raise ValueError('is not a function: give "module:function"')
+        return name
+
+
 class ExceptionNames(TextList, frozen=True):
     """A list of exceptions that a site's breaker counts: "package.module:Error", the name of a
     built-in one, or USUAL for the default ones."""
@@ -352,7 +363,7 @@ class ArgumentNames(TextList, frozen=True):
     def read_one(self, text: str) -> str:
         if not 0 < len(text) <= NAME_LENGTH_MAX:
             raise ValueError(f"has a name that is empty or over {NAME_LENGTH_MAX} characters")
-        _check_characters(text)
+        check_characters(text)
         return text
 
 
@@ -365,7 +376,7 @@ class Variables(Kind, frozen=True):
     def check_name(self, name: str) -> None:
         if not name or "=" in name:
             raise ValueError("is not a valid variable name: remove the =, or give it a name")
-        _check_characters(name)
+        check_characters(name)
 
     def read(self, value: object) -> str:
         if not isinstance(value, str):
@@ -426,7 +437,7 @@ def _check_scalar(value: object) -> None:
             )
 
 
-def _check_characters(text: str) -> None:
+def check_characters(text: str) -> None:
     _check_encodable(text)
     if not text.isprintable():
         raise ValueError("contains a character that cannot be printed: remove it")

@@ -8,7 +8,8 @@ Later wins: built-in defaults, the files with their drop-ins, the profile, the e
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -16,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor.config import alerts, cluster
+from musterd.supervisor.config import alerts, bulk, cluster
 from musterd.supervisor.config.kinds import Kind
 from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import (
@@ -29,11 +30,12 @@ from musterd.supervisor.config.schema import (
     inherited,
 )
 from musterd.supervisor.config.secrets import shown_value
-from musterd.supervisor.config.section import NAME, Section
+from musterd.supervisor.config.section import NAME, Conflict, Section
 from musterd.supervisor.config.sources import (
     Key,
     Leaf,
     Table,
+    Unusable,
     dotted,
     grow,
     merge,
@@ -48,6 +50,7 @@ from musterd.supervisor.config.sources import (
 
 DEFAULT_FILE = Path("/etc/musterd/musterd.toml")
 BUILT_IN = "built-in"
+NAME_SHOWN_MAX = 100  # of a section that somebody wants to add
 
 
 S = TypeVar("S", bound=Section)
@@ -94,6 +97,7 @@ def load(
         above = merge(above, Table(chosen.origin, {"supervisor": _profile_entry(chosen)}))
     tree = merge(tree, above)
     tree = merge(_usual_pools(tree), tree)
+    tree = bulk.expand_schedules(bulk.fill_targets(tree), problems)
 
     for table in profiles.values():
         _Check(problems, whole=False).section(Config, table, ())
@@ -126,10 +130,37 @@ def load_part(cls: type[S], path: Path) -> tuple[S, list[str]]:
     known = {field.encode_name for field in msgspec.structs.fields(Config)} | {"profiles"}
     others = [name for name in tree.entries if name in known - own]
     entries = {name: node for name, node in tree.entries.items() if name not in others}
-    made = _Check(problems, whole=not problems).section(cls, Table(str(path), entries), ())
+    tree = bulk.expand_schedules(Table(str(path), entries), problems)
+    made = _Check(problems, whole=not problems).section(cls, tree, ())
     if problems or not isinstance(made, cls):
         raise ConfigurationError("\n".join(dict.fromkeys(problems)))
     return made, others
+
+
+def load_entry(
+    cls: type[S], name: str, values: Mapping[Any, Any], others: Callable[[S], Iterator[Conflict]]
+) -> tuple[S | None, list[str]]:
+    """Return one entry of a table of sections, checked as files are, and all its problems.
+
+    `others` yields conflicts with other sections. None: there is no such section.
+    """
+    problems: list[str] = []
+    noun = cls.__name__.removesuffix("Config").lower()
+    origin = f"{noun} '{one_line(name)[:NAME_SHOWN_MAX]}'"
+    if wrong := cls.name_problem(name):
+        problems.append(f"{origin}: the name is {wrong}")
+    try:
+        node = grow(values, origin)
+    except Unusable as error:
+        return None, [*problems, f"{origin}: {error}"]
+    check = _Check(problems, whole=True)
+    made = check.section(cls, node, ())
+    if not isinstance(made, cls):
+        return None, problems
+    for path, conflict in others(made):
+        leaf, _ = _at(node, path)
+        check.say(origin, path, check.with_value(path, leaf, conflict))
+    return made, problems
 
 
 def _usual_pools(tree: Table) -> Table:
@@ -235,6 +266,12 @@ def _problem(origin: str, path: Key, problem: str) -> str:
     return one_line(f"{origin}: key '{dotted(path)}': {problem}")
 
 
+@cache
+def _fields(cls: type[Section]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """Return the keys of a section; finding them takes longer than checking their values."""
+    return msgspec.structs.fields(cls)
+
+
 def _kind(annotation: Any) -> Kind | None:
     """Return the kind of a key that holds a value; None for a section."""
     return next((mark for mark in get_args(annotation) if isinstance(mark, Kind)), None)
@@ -243,6 +280,16 @@ def _kind(annotation: Any) -> Kind | None:
 def _sections(annotation: Any) -> type[Section] | None:
     """Return the struct of a table of sections, `dict[str, Struct]`, with names of the user."""
     return get_args(annotation)[1] if get_origin(annotation) is dict else None
+
+
+def _gathered(cls: type[Section], table: Table) -> Table:
+    """Return the table with the sections beside its keys in a table of their own."""
+    own = {field.encode_name for field in msgspec.structs.fields(cls)} - {cls.flattens}
+    entries: dict[str, Leaf | Table] = {}
+    named = Table(table.origin, {})
+    for name, node in table.entries.items():
+        (named.entries if isinstance(node, Table) and name not in own else entries)[name] = node
+    return Table(table.origin, {**entries, cls.flattens: named})
 
 
 def _at(table: Table, path: Key) -> tuple[Leaf | Table | None, str]:
@@ -269,12 +316,14 @@ class _Check:
         if isinstance(node, Leaf):
             self.say(node.origin, path, f"value {_shown(path, node)} is not a table of keys")
             return None
-        fields = msgspec.structs.fields(cls)
+        fields = _fields(cls)
+        if cls.flattens:
+            node = _gathered(cls, node)
         self.unknown(node, {field.encode_name for field in fields}, path)
         values = {}
         complete = True
         for field in fields:
-            key = (*path, field.encode_name)
+            key = path if field.name == cls.flattens else (*path, field.encode_name)
             entry = node.entries.get(field.encode_name)
             kind, sections = _kind(field.type), _sections(field.type)
             found: Any = None
@@ -501,7 +550,8 @@ def _written(section: Section) -> dict[str, Any]:
         if kind is not None:
             written[field.encode_name] = kind.write(value)
         elif _sections(field.type):
-            written[field.encode_name] = {name: _written(item) for name, item in value.items()}
+            named = {name: _written(item) for name, item in value.items()}
+            written |= named if field.name == section.flattens else {field.encode_name: named}
         elif inner := _written(value):  # an empty override is not written
             written[field.encode_name] = inner
     return written

@@ -29,6 +29,7 @@ from musterd.supervisor.config.section import (
     Section,
     base_over_max,
 )
+from musterd.supervisor.config.sessions import EVERY_SESSION, SessionPatterns
 from musterd.supervisor.text.units import SECOND_NS
 
 # Each pool costs a process, its fork server.
@@ -109,6 +110,7 @@ class PoolConfig(Section, frozen=True):
     options: Annotated[dict[str, Any], Options()] = {}
     secrets_dir: Annotated[str, AbsolutePath()] = ""
     secrets: Annotated[tuple[str, ...], SecretPatterns()] = EVERYTHING
+    sessions: Annotated[tuple[str, ...], SessionPatterns()] = EVERY_SESSION
     restart: RestartConfig = RestartConfig()
     executors: ExecutorsOverride = ExecutorsOverride()
     cache_ttl_ns: Annotated[int | None, Duration(MILLISECOND_NS)] = field(

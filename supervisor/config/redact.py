@@ -7,6 +7,7 @@ tasks without such an argument cost next to nothing.
 """
 
 import re
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -30,7 +31,7 @@ def problem_of(task: str, args: dict[str, Any], names: tuple[str, ...]) -> str:
         data = encode_args(task, from_json(args))
     except (InvalidTask, ValueError) as error:
         return f"are not valid arguments of a task: {error}"
-    path = Redaction(names).literal_in(data)
+    path = _redaction(names).literal_in(data)
     if not path:
         return ""
     return (
@@ -122,6 +123,12 @@ class Redaction:
             if found:
                 return found
         return ""
+
+
+@lru_cache(maxsize=4)
+def _redaction(names: tuple[str, ...]) -> Redaction:
+    """Return the Redaction of these names: a file may have thousands of schedules."""
+    return Redaction(names)
 
 
 def _is_literal(value: Any) -> bool:

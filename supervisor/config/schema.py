@@ -14,8 +14,9 @@ from musterd.ipc.client.taskspec import FALLBACK_ON, ON_OPEN
 from musterd.ipc.resilience.breaker import WINDOW_MAX
 from musterd.ipc.secrets.access import fits
 from musterd.ipc.secrets.names import SENSITIVE
-from musterd.ipc.wire.messages import NOT_GIVEN, PRIORITY_NAMES
+from musterd.ipc.wire.messages import NOT_GIVEN, PRIORITY_NAMES, SESSION_CHARS_MAX
 from musterd.supervisor.config.alerts import AlertConfig
+from musterd.supervisor.config.artefacts import ArtefactsConfig
 from musterd.supervisor.config.cluster import ClusterConfig
 from musterd.supervisor.config.events import EventsConfig
 from musterd.supervisor.config.http import HttpConfig
@@ -49,6 +50,7 @@ from musterd.supervisor.config.pool import (
     PoolConfig,
 )
 from musterd.supervisor.config.redact import problem_of
+from musterd.supervisor.config.secrets import Proxies
 from musterd.supervisor.config.section import (
     COUNT_MAX,
     FACTOR_MAX,
@@ -58,7 +60,20 @@ from musterd.supervisor.config.section import (
     Section,
     base_over_max,
 )
+from musterd.supervisor.config.sessions import SessionsConfig, args_problem
 from musterd.supervisor.config.timezones import time_zone
+from musterd.supervisor.config.watching import (
+    CONFIRM_MAX,
+    KEEP_MAX,
+    LIMIT_MAX,
+    STALE_MAX,
+    FieldNames,
+    Ignored,
+    Step,
+    given_keys,
+    watch_conflicts,
+)
+from musterd.supervisor.core.model.policy import SCHEDULES_MAX
 from musterd.supervisor.text.units import SECOND_NS, format_duration
 
 DAY_NS = 86_400 * SECOND_NS
@@ -73,8 +88,6 @@ CLASSES_MAX = 100
 CLASS_NAME_LENGTH_MAX = 32  # ipc.wire.messages.TaskSpec.policy
 TARGETS_MAX = 10_000
 TARGET_LENGTH_MAX = 253  # ipc.wire.messages.TaskSpec.target
-# Each schedule is checked once a second, and has a row in the store.
-SCHEDULES_MAX = 1000
 POOLS_SHOWN_MAX = 10  # in an error
 # The name and the instant make a task's id of at most 64 characters.
 SCHEDULE_NAME_LENGTH_MAX = 40
@@ -222,11 +235,15 @@ class TargetConfig(Section, frozen=True):
     on_open: Annotated[str | None, Choice(ON_OPEN)] = None
     fallback_on: Annotated[str | None, Choice(FALLBACK_ON)] = None
     counts: Annotated[tuple[str, ...] | None, ExceptionNames()] = None
+    proxies: Annotated[tuple[str, ...], Proxies()] = ()
+    robots: Annotated[bool | None, Flag()] = None
     retry: RetryOverride = RetryOverride()
     breaker: BreakerOverride = BreakerOverride()
 
     @classmethod
     def name_problem(cls, name: str) -> str:
+        if name == "*":
+            return "stands for every target: write [target_defaults]"
         return "" if 0 < len(name) <= TARGET_LENGTH_MAX else "a target has 1 to 253 characters"
 
 
@@ -303,8 +320,18 @@ class ScheduleConfig(Section, frozen=True):
     cache_ns: Annotated[int, Age(MILLISECOND_NS)] = field(name="cache", default=0)
     debounce_ns: Annotated[int, Age(MILLISECOND_NS)] = field(name="debounce", default=0)
     notify: Annotated[str, Choice(("", "task.changed"))] = ""
+    watch: Annotated[tuple[str, ...], FieldNames()] = ()
+    ignore: Annotated[tuple[str, ...], Ignored()] = ()
+    confirm: Annotated[int, Whole(1, CONFIRM_MAX)] = 1
+    above: Annotated[float | None, Number(-LIMIT_MAX, LIMIT_MAX)] = None
+    below: Annotated[float | None, Number(-LIMIT_MAX, LIMIT_MAX)] = None
+    by: Annotated[str, Step()] = ""
+    keep: Annotated[int, Whole(2, KEEP_MAX)] = 20
+    stale: Annotated[int, Whole(0, STALE_MAX)] = 3
+    session: Annotated[str, Label(SESSION_CHARS_MAX)] = ""
 
     def conflicts(self) -> Iterator[Conflict]:
+        yield from watch_conflicts(self)
         if self.every_ns and self.cron:
             yield ("cron",), "is given beside every: remove one of them"
         elif not self.every_ns and not self.cron:
@@ -323,12 +350,23 @@ class ScheduleConfig(Section, frozen=True):
                 yield ("timezone",), str(error)
 
 
+def shared_watch_conflicts(schedule: ScheduleConfig) -> Iterator[Conflict]:
+    """Yield keys that a schedule of a pool which a cluster shares cannot have yet."""
+    for key in given_keys(schedule):
+        yield (
+            (key,),
+            "has no effect in a pool that a cluster shares, where results are compared as they "
+            "are: remove it, or take the pool out of cluster.pools",
+        )
+
+
 class Config(Section, frozen=True):
     supervisor: SupervisorConfig = SupervisorConfig()
     store: StoreConfig = StoreConfig()
     retry: RetryConfig = RetryConfig()
     breaker: BreakerConfig = BreakerConfig()
     classes: dict[str, ClassConfig] = {}
+    target_defaults: TargetConfig = TargetConfig()
     targets: dict[str, TargetConfig] = {}
     cache: CacheConfig = CacheConfig()
     debounce: DebounceConfig = DebounceConfig()
@@ -340,7 +378,9 @@ class Config(Section, frozen=True):
     cluster: ClusterConfig = ClusterConfig()
     pools: dict[str, PoolConfig] = {}
     schedule: dict[str, ScheduleConfig] = {}
+    sessions: SessionsConfig = SessionsConfig()
     alerts: dict[str, AlertConfig] = {}
+    artefacts: ArtefactsConfig = ArtefactsConfig()
 
     @property
     def own_secrets(self) -> dict[str, str]:
@@ -348,6 +388,7 @@ class Config(Section, frozen=True):
         own = {each.url_secret: f"alerts.{name}" for name, each in self.alerts.items()}
         own[self.http.token_file] = "http.token_file"
         own[self.cluster.url_secret] = "cluster.url_secret"
+        own[self.sessions.key_secret] = "sessions.key_secret"
         return {name: key for name, key in own.items() if name and not name.startswith("/")}
 
     @property
@@ -356,6 +397,7 @@ class Config(Section, frozen=True):
         own = {each.url_file: f"alerts.{name}.url_file" for name, each in self.alerts.items()}
         own[self.http.token_file] = "http.token_file"
         own[self.cluster.url_file] = "cluster.url_file"
+        own[self.sessions.key_file] = "sessions.key_file"
         return {path: key for path, key in own.items() if path.startswith("/")}
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -371,17 +413,42 @@ class Config(Section, frozen=True):
                 why = "has no effect where monitor.enabled is false: remove one of them"
                 yield ("pools", name, "max_memory"), why
         for name, schedule in self.schedule.items():
-            pool = self.pools.get(schedule.task.partition(".")[0])
-            if pool is None:
-                yield ("schedule", name, "task"), f"has no pool: {_pools(self.pools)}"
-            elif schedule.enabled and not pool.enabled:
-                yield (
-                    ("schedule", name, "task"),
-                    "has a pool that is not enabled: enable one of them",
-                )
-            problem = problem_of(schedule.task, schedule.args, self.supervisor.redact)
-            if problem:
-                yield ("schedule", name, "args"), problem
+            for (key,), why in schedule_conflicts(self, schedule):
+                yield ("schedule", name, key), why
+        for name, session in self.sessions.named.items():
+            if problem := args_problem(name, session, self.supervisor.redact):
+                yield ("sessions", name, "args"), problem
+
+    def session_problem(self, schedule: ScheduleConfig) -> str:
+        """Return why a schedule cannot use its session; "" for no reason."""
+        pool = schedule.task.partition(".")[0]
+        if schedule.session not in self.sessions.named:
+            known = ", ".join(sorted(self.sessions.named)[:POOLS_SHOWN_MAX]) or "none"
+            return f"is not a session of [sessions]: known are {known}"
+        if self.cluster.shares(pool):
+            return (
+                f"stays on one machine, and pool '{pool}' is shared by the cluster: take the pool "
+                "out of cluster.pools, or the session out of the schedule"
+            )
+        if pool in self.pools and not fits(schedule.session, self.pools[pool].sessions):
+            return f"is not for pool '{pool}': add it to the pool's key sessions"
+        return ""
+
+
+def schedule_conflicts(config: Config, schedule: ScheduleConfig) -> Iterator[Conflict]:
+    """Yield keys of a schedule that conflict with other sections."""
+    pool = config.pools.get(schedule.task.partition(".")[0])
+    if pool is None:
+        yield ("task",), f"has no pool: {_pools(config.pools)}"
+    elif schedule.enabled and not pool.enabled:
+        yield ("task",), "has a pool that is not enabled: enable one of them"
+    if config.cluster.shares(schedule.task.partition(".")[0]):
+        yield from shared_watch_conflicts(schedule)
+    problem = problem_of(schedule.task, schedule.args, config.supervisor.redact)
+    if problem:
+        yield ("args",), problem
+    if schedule.session and (why := config.session_problem(schedule)):
+        yield ("session",), why
 
 
 # Fields of a pool that default to values of other sections.
@@ -466,8 +533,8 @@ def class_conflicts(config: Config) -> Iterator[Conflict]:
 
 
 def target_conflicts(config: Config) -> Iterator[Conflict]:
-    for name, each in config.targets.items():
-        path = ("targets", name)
+    sections = [(("targets", name), each) for name, each in config.targets.items()]
+    for path, each in [(("target_defaults",), config.target_defaults), *sections]:
         if each.policy and each.policy not in config.classes:
             known = ", ".join(sorted(config.classes)) or "none"
             yield (*path, "class"), f"is not a class of [classes]: known are {known}"

@@ -28,6 +28,8 @@ class Section(Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     entries_max: ClassVar[int] = 0
     name_is: ClassVar[str] = ""
     name_length_max: ClassVar[int] = 0
+    # The field whose sections stand beside the keys of this one: [sessions] and [sessions.NAME].
+    flattens: ClassVar[str] = ""
 
     @classmethod
     def name_problem(cls, name: str) -> str:

@@ -6,6 +6,7 @@ The other sections of a machine's file stay with the machine.
 
 from collections.abc import Iterator
 
+from musterd.supervisor.config.bulk import is_pattern
 from musterd.supervisor.config.redact import problem_of
 from musterd.supervisor.config.schema import (
     BreakerConfig,
@@ -18,6 +19,7 @@ from musterd.supervisor.config.schema import (
     SupervisorConfig,
     TargetConfig,
     class_conflicts,
+    shared_watch_conflicts,
     target_conflicts,
 )
 from musterd.supervisor.config.section import Conflict, Section
@@ -41,6 +43,8 @@ class SharedConfig(Section, frozen=True):
         config = self.as_config()
         yield from class_conflicts(config)
         yield from target_conflicts(config)
+        for name in filter(is_pattern, self.targets):
+            yield ("targets", name), "is a pattern, which a cluster does not know: name each target"
         for name, schedule in self.schedule.items():
             if schedule.cron and not schedule.timezone and _zone_has_no_name():
                 yield (
@@ -48,6 +52,8 @@ class SharedConfig(Section, frozen=True):
                     "is missing, and the time zone of this machine has no name that others know: "
                     'give a name such as "Europe/Berlin" or "UTC"',
                 )
+            for (key,), why in shared_watch_conflicts(schedule):
+                yield ("schedule", name, key), why
             problem = problem_of(schedule.task, schedule.args, SupervisorConfig().redact)
             if problem:
                 yield ("schedule", name, "args"), problem

@@ -154,6 +154,14 @@ def _read_json(text: str) -> object:
 
 
 def _read_yaml(text: str) -> object:
+    documents = read_documents(text)
+    if len(documents) > 1:
+        raise Unusable("not valid YAML: it has several documents, and one is read")
+    return {} if documents in ([], [None]) else documents[0]  # nothing but comments
+
+
+def read_documents(text: str) -> list[Any]:
+    """Return the documents of YAML text; Unusable if it cannot be read."""
     try:
         import yaml
     except ImportError:
@@ -170,14 +178,13 @@ def _read_yaml(text: str) -> object:
             return super().construct_mapping(node, deep)
 
     try:
-        document = yaml.load(text, Loader)
+        return list(yaml.load_all(text, Loader))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         where = f" (at line {mark.line + 1}, column {mark.column + 1})" if mark else ""
         raise Unusable(f"not valid YAML: {error.problem}{where}") from None
     except yaml.YAMLError as error:
         raise Unusable(f"not valid YAML: {error}") from None
-    return {} if document is None else document  # nothing but comments
 
 
 # Lists of tables with names, [[schedule]]: kept as tables by name, so that other files, profiles
@@ -236,15 +243,7 @@ def read_file(path: Path, slips: list[str] | None = None) -> Table:
     if reader is None:
         raise Unusable(f"unknown file extension: use {', '.join(READERS)}")
     try:
-        content = _content(path)
-        document = reader(content.decode("utf-8-sig"))
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise Unusable(f"not UTF-8 text (at line {line}): save it as UTF-8") from None
-    except FileNotFoundError:
-        raise Unusable("no such file: check the name, or create it") from None
-    except OSError as error:
-        raise Unusable(f"cannot be read: {error.strerror}") from None
+        document = reader(read_text(path))
     except RecursionError:
         raise Unusable("nested too deeply: flatten it") from None
     except Unusable:
@@ -262,15 +261,39 @@ def read_file(path: Path, slips: list[str] | None = None) -> Table:
     return table
 
 
-def _content(path: Path) -> bytes:
+def read_text(path: Path) -> str:
+    """Return what a file has; Unusable if it cannot be read."""
+    return decoded(read_bytes(path))
+
+
+def decoded(content: bytes) -> str:
+    """Return UTF-8 text; Unusable if it is none."""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise Unusable(f"not UTF-8 text (at line {line}): save it as UTF-8") from None
+
+
+def read_bytes(path: Path, bytes_max: int = FILE_BYTES_MAX) -> bytes:
+    """Return what a file has; Unusable if it cannot be read, or is longer."""
+    try:
+        return _content(path, bytes_max)
+    except FileNotFoundError:
+        raise Unusable("no such file: check the name, or create it") from None
+    except OSError as error:
+        raise Unusable(f"cannot be read: {error.strerror}") from None
+
+
+def _content(path: Path, bytes_max: int) -> bytes:
     # Without blocking: opening a pipe would wait for a writer.
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     with open(fd, "rb") as file:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise Unusable("is not a regular file: give the name of a file")
-        content = file.read(FILE_BYTES_MAX + 1)
-    if len(content) > FILE_BYTES_MAX:
-        raise Unusable(f"is larger than {FILE_BYTES_MAX} bytes: is it the right file?")
+        content = file.read(bytes_max + 1)
+    if len(content) > bytes_max:
+        raise Unusable(f"is larger than {bytes_max} bytes: is it the right file?")
     return content
 
 

@@ -18,6 +18,7 @@ from musterd.supervisor.api import rpc
 from musterd.supervisor.sockets.listen import Caller, caller_of, group_id_of, groups_of
 
 # The state of the fleet; not arguments and results of tasks, output of workers, configuration.
+# What a schedule watches is no secret result: its changes are events, which may be seen too.
 VIEW_METHODS = frozenset(
     {
         "status",
@@ -29,6 +30,9 @@ VIEW_METHODS = frozenset(
         "breaker.list",
         "clock",
         "schedule.list",
+        "sessions.list",
+        "changes",
+        "history",
         "alerts",
     }
 )

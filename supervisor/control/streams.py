@@ -25,6 +25,7 @@ CHATTER_KEPT = 50  # events of level debug: busy tasks make more than that in se
 
 Wants = Callable[[Struct], bool]
 
+_RESULTS = ("before", "after")  # a price of 0 is no empty field
 _LEVELS = ("debug", "info", "warning", "error", "critical")
 _encode = msgspec.json.Encoder().encode
 
@@ -82,7 +83,11 @@ def event_fields(at: float, event: Struct) -> dict[str, Any]:
     fields: dict[str, Any] = msgspec.to_builtins(event)
     if isinstance(fields.get("seconds"), float):
         fields["seconds"] = round(fields["seconds"], 3)
-    told = {name: value for name, value in fields.items() if value not in ("", 0, None)}
+    told = {
+        name: value
+        for name, value in fields.items()
+        if value not in ("", 0, None) or (name in _RESULTS and value is not None)
+    }
     return {"at": round(at, 3), **told}
 
 

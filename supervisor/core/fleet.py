@@ -17,9 +17,9 @@ from typing import Any
 
 from musterd.ipc.wire.messages import Failure, Outcome, TaskSpec
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
-from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model import events, schedule_events
 from musterd.supervisor.core.model.actions import Action, rank_of
-from musterd.supervisor.core.model.gates import Site
+from musterd.supervisor.core.model.gates import SessionPlaces, Site
 from musterd.supervisor.core.model.lanes import Place
 from musterd.supervisor.core.model.ledger import CANCEL, UNPAID, Ledger, UnwrittenBulk
 from musterd.supervisor.core.model.memory_use import MemoryUse
@@ -31,6 +31,7 @@ from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.reload import Parts, Reload
 from musterd.supervisor.core.shutdown import Phase, Shutdown
+from musterd.supervisor.core.tasks.added_schedules import AddedSchedules
 from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.tasks.cluster_watch import ClusterWatch
 from musterd.supervisor.core.tasks.coalescing import GOOD, Coalescing
@@ -47,8 +48,9 @@ from musterd.supervisor.core.tasks.pauses import FACT as HALT
 from musterd.supervisor.core.tasks.pauses import Pauses
 from musterd.supervisor.core.tasks.reception import Reception
 from musterd.supervisor.core.tasks.retries import Retries
-from musterd.supervisor.core.tasks.schedules import FACT as SCHEDULE
-from musterd.supervisor.core.tasks.schedules import Schedule, Schedules
+from musterd.supervisor.core.tasks.schedule import FACT as SCHEDULE
+from musterd.supervisor.core.tasks.schedule import Schedule
+from musterd.supervisor.core.tasks.schedules import Schedules
 from musterd.supervisor.core.tasks.waits import Waits
 from musterd.supervisor.core.workers.autoscale import Autoscale
 from musterd.supervisor.core.workers.forkservers import News
@@ -94,7 +96,8 @@ class Fleet:
         self._governor = Governor(state, lifecycle)
         self._handler_requests = HandlerRequests(state, ledger, coalescing, claims)
         self._waits = Waits(state, disk_queue, self._autoscale.bound)
-        self._schedules = schedules = Schedules(state, ledger, intake)
+        self._schedules = schedules = Schedules(state, ledger, leases, intake)
+        self.added = added = AddedSchedules(state, ledger, schedules)
         self.sidecars = make_sidecars(state, self._place_taken)
         self._shutdown = Shutdown(state, ledger, lifecycle, self.sidecars, claims)
         self._recycling = lifecycle.recycling
@@ -107,7 +110,7 @@ class Fleet:
             keeper=keeper,
             disk_queue=disk_queue,
             lifecycle=lifecycle,
-            schedules=schedules,
+            added=added,
             autoscale=self._autoscale,
             governor=self._governor,
             retries=retries,
@@ -126,7 +129,7 @@ class Fleet:
         # By Fact.kind: which part takes the facts that are read at the start.
         self._facts: dict[str, Callable[[events.FactsRecovered], None]] = {
             GOOD: lambda event: coalescing.recovered(event.facts),
-            SCHEDULE: lambda event: schedules.recovered(event.facts),
+            SCHEDULE: lambda event: added.records_recovered(event.facts),
             BREAKER_FACTS: keeper.recovered,
             HALT: pauses.recovered,
             CANCEL: lambda event: intake.cancelled_before(event.facts),
@@ -139,6 +142,7 @@ class Fleet:
         return {
             events.TasksSubmitted: self._intake.submitted,
             events.TasksRecovered: self._intake.recovered,
+            schedule_events.AddedRecovered: self.added.recovered,
             events.FactsRecovered: lambda event: self._facts[event.kind](event),
             events.Persisted: _in_turn(
                 lambda event: self._ledger.persisted(event.ticket), self._intake.go_on
@@ -272,6 +276,7 @@ class Fleet:
         """Return the handlers for commands of operators, and for the end."""
         return {
             events.BreakerCommanded: self._keeper.command,
+            events.SessionForgotten: self._handler_requests.session_forgotten,
             events.StartRequested: self._lifecycle.start,
             events.StopRequested: self._lifecycle.stop_named,
             events.RestartRequested: self._lifecycle.restart,
@@ -281,9 +286,12 @@ class Fleet:
             events.ResumeRequested: self._pauses.resume,
             events.ScaleRequested: self._autoscale.scale,
             events.AutoscaleRequested: self._autoscale.resumed,
-            events.ScheduleRunRequested: self._schedules.run_now,
-            events.SchedulePauseRequested: self._schedules.pause,
+            schedule_events.ScheduleRunRequested: self._schedules.run_now,
+            schedule_events.SchedulePauseRequested: self._schedules.pause,
+            schedule_events.SchedulePutRequested: self.added.put,
+            schedule_events.ScheduleDeleteRequested: self.added.delete,
             events.ChangesFollowed: self._schedules.followed,
+            events.ChangeTold: self._schedules.change_told,
             events.PolicyChanged: self._reload.policy_changed,
             events.ShutdownRequested: self._close,
             events.CleanupFinished: lambda event: self._shutdown.cleaned_up(event.reason),
@@ -361,6 +369,11 @@ class Fleet:
         """Return how many attempts of the cluster are here."""
         return len(self._state.claimed)
 
+    @property
+    def refuses_shared(self) -> bool:
+        """Whether new tasks of the cluster are refused, because its sidecar is not there."""
+        return self._reception.refusing
+
     def leased(self, worker: int, lease: int) -> Task | None:
         """Return the task of a lease that a worker has."""
         slot = self._state.workers.get(worker)
@@ -387,6 +400,11 @@ class Fleet:
     @property
     def sites(self) -> dict[str, Site]:
         return self._keeper.sites
+
+    @property
+    def sessions(self) -> dict[str, SessionPlaces]:
+        """Return the sessions that tasks have used or wait for."""
+        return self._keeper.sessions
 
     @property
     def breaker_transitions(self) -> dict[str, int]:
@@ -432,6 +450,7 @@ class Fleet:
                 assert task.slot is None and task.lease == 0, task.spec.id
             counts[2] += task.state in (TaskState.WAITING, TaskState.JOINED)
         self._keeper.validate()
+        self.added.validate()
         self._replacement.validate()
         self._coalescing.validate()
         self._claims.validate()

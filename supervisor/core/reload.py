@@ -27,6 +27,7 @@ from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
+from musterd.supervisor.core.tasks.added_schedules import AddedSchedules
 from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.tasks.coalescing import Coalescing
 from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
@@ -34,7 +35,6 @@ from musterd.supervisor.core.tasks.intake import Intake, Late
 from musterd.supervisor.core.tasks.pauses import FACT as HALT
 from musterd.supervisor.core.tasks.reception import Reception
 from musterd.supervisor.core.tasks.retries import Retries
-from musterd.supervisor.core.tasks.schedules import Schedules
 from musterd.supervisor.core.workers.autoscale import Autoscale
 from musterd.supervisor.core.workers.lifecycle import WorkerLifecycle
 from musterd.supervisor.core.workers.pressure import Governor
@@ -52,7 +52,7 @@ class Parts(Struct, frozen=True):
     keeper: Gatekeeper
     disk_queue: DiskQueue
     lifecycle: WorkerLifecycle
-    schedules: Schedules
+    added: AddedSchedules
     autoscale: Autoscale
     governor: Governor
     retries: Retries
@@ -87,7 +87,7 @@ class Reload:
             sidecar.follow()
         parts.claims.follow()
         parts.reception.follow()
-        parts.schedules.follow()
+        parts.added.follow(event.added)
         wanted = {each.name: each for each in policy.pools}
         self._asked = {name: asked for name, asked in self._asked.items() if name in wanted}
         for pool in list(state.pools.values()):

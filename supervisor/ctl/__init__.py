@@ -3,8 +3,8 @@
 musterctl talks to the daemon over control.sock alone, and to a cluster through its PostgreSQL
 (`cluster_link`). Without --cluster and `musterctl cluster` it imports nothing of the daemon.
 
-May import: api, cluster, config, core.model, ipc.client, ipc.errors, ipc.resilience, ipc.wire,
-settings, store, system, text.
+May import: api, cluster, config, core.model, ipc.client, ipc.errors, ipc.resilience,
+ipc.watching, ipc.wire, settings, store, system, text.
 Not for: anything that runs in the daemon.
 """
 
@@ -21,8 +21,11 @@ from musterd.supervisor.ctl import (  # noqa: F401 - each adds its commands to c
     cluster,
     daemon,
     fleet,
+    history,
+    imports,
     memory,
     schedules,
+    sessions,
     streams,
     tasks,
 )

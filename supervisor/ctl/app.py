@@ -259,9 +259,7 @@ any_names = click.argument(
 def connect(settings: Settings, *, waits: bool = False) -> "Connection | ClusterConnection":
     """Connect to the daemon, or to the cluster where that is asked."""
     if settings.cluster:
-        from musterd.supervisor.ctl.cluster_answers import ClusterConnection
-
-        return ClusterConnection(settings)
+        return connect_to_cluster(settings)
     timeout = settings.timeout
     if timeout is None and not waits:
         timeout = ANSWER_SECONDS
@@ -274,6 +272,15 @@ def connect(settings: Settings, *, waits: bool = False) -> "Connection | Cluster
         except ConfigurationError as error:
             raise Unreachable(str(error)) from error
     return Connection(path, timeout)
+
+
+def connect_to_cluster(settings: Settings) -> "ClusterConnection":
+    from musterd.supervisor.ctl.cluster_link import needs_psycopg
+
+    needs_psycopg()
+    from musterd.supervisor.ctl.cluster_answers import ClusterConnection
+
+    return ClusterConnection(settings)
 
 
 def ask(

@@ -3,9 +3,13 @@
 These commands speak to PostgreSQL themselves: they work on a machine without a daemon.
 """
 
+from functools import wraps
+from typing import Any
+
 import click
 
 from musterd.supervisor.ctl.app import Function, Settings, cli, cluster_place, command
+from musterd.supervisor.ctl.cluster_link import needs_psycopg
 
 
 @cli.group("cluster")
@@ -15,7 +19,17 @@ def group() -> None:
 
 def subcommand(name: str, *options: Function) -> Function:
     """Register `musterctl cluster NAME`, with the options that say where the cluster is."""
-    return command(name, *options, cluster_place, group=group)
+
+    def register(function: Function) -> Function:
+        @wraps(function)
+        def checked(settings: Settings, **given: Any) -> int:
+            needs_psycopg()
+            return int(function(settings, **given))
+
+        command(name, *options, cluster_place, group=group)(checked)
+        return function
+
+    return register
 
 
 @subcommand("migrate")
@@ -24,7 +38,7 @@ def migrate(settings: Settings) -> int:
 
     Safe to repeat, also on several machines at once.
     """
-    from musterd.supervisor.ctl import cluster_commands  # psycopg is an extra
+    from musterd.supervisor.ctl import cluster_commands
 
     return cluster_commands.migrate(settings)
 

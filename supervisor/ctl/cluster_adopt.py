@@ -201,9 +201,9 @@ class Mover:
                 "first"
             )
         found = engine.fetch(doubt.ids, -1)
-        absent = set(found.absent)
-        known = set(doubt.ids) - absent
-        seqs = [task for page in self._pages() for task in page if task.spec.id in doubt.ids]
+        doubted, absent = set(doubt.ids), set(found.absent)
+        known = doubted - absent
+        seqs = [task for page in self._pages() for task in page if task.spec.id in doubted]
         unknown = [task.spec.id for task in seqs if task.spec.id in absent]
         if unknown and not again and time.time() - doubt.at > self._keep_seconds:
             raise ClusterUnusable(

@@ -246,6 +246,6 @@ class ClusterConnection:
 
 
 def _shown(view: TaskView, *, with_value: bool) -> TaskStatus:
-    """Return a task whose `worker` is the node that has claimed it."""
+    """Return a task whose `worker` is the node that has claimed it, or ran it last."""
     status = task_status(view, with_value=with_value)
     return structs.replace(status, worker="", node=view.worker)

@@ -23,9 +23,9 @@ from musterd.supervisor.ctl.cluster_link import (
 from musterd.supervisor.ctl.cluster_view import (
     ALIVE,
     DRAINING,
+    drained,
     node_status,
     node_table,
-    still_running,
 )
 from musterd.supervisor.ctl.output import emit, emit_json, warn
 from musterd.supervisor.text.printable import printable
@@ -51,7 +51,6 @@ def migrate(settings: Settings) -> int:
     with told():
         done = migration.run(url)
         with checks.connect(url) as connection:
-            checks.pooler(connection, url)
             checks.usable(connection, migration.SCHEMA, migration.VERSION)
             result = MigrationResult(
                 schema=migration.SCHEMA,
@@ -59,7 +58,7 @@ def migrate(settings: Settings) -> int:
                 version=done.version,
                 roles=list(done.roles),
                 grants=_grants(connection, _daemon_user(settings)),
-                warnings=checks.warnings(connection),
+                warnings=[*checks.warnings(connection), *checks.owner_warnings(connection)],
             )
     if settings.json:
         emit_json(msgspec.json.encode(result))
@@ -139,10 +138,8 @@ def drain(settings: Settings, name: str, *, undo: bool) -> int:
         raise _no_such_node(name)
     if settings.json:
         emit_json(msgspec.json.encode(node_status(node)))
-    elif undo:
-        emit(printable(f"{name}: {node_status(node).state}; it claims tasks again"))
     else:
-        emit(still_running(name, node.claims))
+        emit(printable(drained(node_status(node), undo=undo)))
     return DONE
 
 

@@ -5,7 +5,6 @@ of the configuration that the daemon reads. The URL usually holds a password: it
 one on the command line, where everybody can read it, is refused.
 """
 
-import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,16 +33,25 @@ class ClusterRefused(MusterdError):
     """PostgreSQL refused the command."""
 
 
+def needs_psycopg() -> None:
+    """Raise ClusterUnusable if the extra is missing. Call this before its users are imported."""
+    try:
+        import psycopg  # noqa: F401 - only whether it can be imported
+    except ImportError as error:
+        missing = isinstance(error, ModuleNotFoundError)
+        why = "psycopg is not installed" if missing else f"psycopg does not work: {error}"
+        raise ClusterUnusable(f"{why}: pip install 'musterd[cluster]'") from None
+
+
 def find_url(settings: Settings) -> str:
     """Return the URL of the cluster; ClusterUnusable says why there is none."""
-    if importlib.util.find_spec("psycopg") is None:
-        raise ClusterUnusable("psycopg is not installed: pip install 'musterd[cluster]'")
+    needs_psycopg()
     try:
         if settings.url:
             _refuse_password(settings.url)
             return settings.url
         if settings.url_file:
-            return _of_keys(url_file=settings.url_file)
+            return _of_file(settings.url_file)
         if not settings.config and os.environ.get(URL_VARIABLE, "").strip():
             return os.environ[URL_VARIABLE].strip()
         return configured_url(settings)
@@ -93,6 +101,13 @@ def _configured(settings: Settings) -> str:
         raise ClusterUnusable(f"{error}; or {INSTEAD}") from None
 
 
+def _of_file(path: str) -> str:
+    try:
+        return _of_keys(url_file=path)
+    except ConfigurationError as error:
+        raise ClusterUnusable(str(error).replace("cluster.url_file", "--url-file", 1)) from None
+
+
 def _of_keys(url: str = "", url_file: str = "", url_secret: str = "") -> str:
     from musterd.supervisor.settings.cluster_url import cluster_url
 
@@ -104,12 +119,14 @@ def told() -> Iterator[None]:
     """Turn errors of the engine into those that musterctl has exit codes for."""
     import psycopg
 
+    from musterd.supervisor.cluster.checks import is_barred
     from musterd.supervisor.cluster.engine import EngineAway, EngineError, EngineRefused
 
     try:
         yield
     except EngineAway as error:
-        raise ClusterAway(_line(error)) from None
+        kind = ClusterUnusable if is_barred(str(error)) else ClusterAway
+        raise kind(_line(error)) from None
     except EngineRefused as error:
         raise ClusterUnusable(_line(error)) from None
     except EngineError as error:

@@ -64,12 +64,17 @@ def node_table(nodes: Sequence[NodeStatus], *, colour: bool) -> str:
     return show.table(_NODE_HEADS, rows, 1, colour=colour)
 
 
-def still_running(node: str, running: int) -> str:
-    """Say what a node that is drained still has to do."""
-    if not running:
-        return printable(f"{node}: draining; nothing runs there: it can be stopped")
-    tasks = "1 task still runs" if running == 1 else f"{running} tasks still run"
-    return printable(f"{node}: draining; {tasks} there: see musterctl cluster nodes")
+def drained(node: NodeStatus, *, undo: bool) -> str:
+    """Say what a drain, or its end, means for a node."""
+    if node.state not in (ALIVE, DRAINING):
+        then = "it claims tasks" if undo else "it claims nothing"
+        return f"{node.name}: {node.state}, not alive: {then} when it joins again"
+    if undo:
+        return f"{node.name}: {node.state}; it claims tasks again"
+    if not node.running:
+        return f"{node.name}: draining; nothing runs there: it can be stopped"
+    tasks = "1 task still runs" if node.running == 1 else f"{node.running} tasks still run"
+    return f"{node.name}: draining; {tasks} there: see musterctl cluster nodes"
 
 
 # -- the whole --------------------------------------------------------------------------------

@@ -356,6 +356,9 @@ def task(status: TaskStatus) -> str:
     if status.attempts:
         lines.append("failed attempts:")
         lines += [printable(_attempt(each)) for each in status.attempts]
+    if status.artefacts:
+        lines.append("artefacts (write them with --save DIR):")
+        lines += [printable(f"  {each.name}  {size(each.bytes)}") for each in status.artefacts]
     return "\n".join(lines)
 
 

@@ -69,6 +69,17 @@ def _run(
     return FAILED
 
 
+def follow_events(
+    settings: Settings,
+    kinds: list[str],
+    first: Callable[[], Iterable[str]],
+    line_of: Callable[[dict[str, Any]], Iterable[str]],
+) -> int:
+    """Show what was before, then events of these kinds as they come, until Ctrl-C."""
+    params = rpc.Events(follow=True, kinds=kinds, limit=0)
+    return _run(settings, params, RecentEvents, first=lambda _: first(), line_of=line_of)
+
+
 def _as_json(fields: dict[str, Any]) -> list[str]:
     return [printable_json(msgspec.json.encode(fields).decode())]
 

@@ -21,6 +21,7 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import (
+    ArtefactList,
     CacheResult,
     PurgeResult,
     RefusedTask,
@@ -102,6 +103,7 @@ def _age(name: str, text: str) -> Any:
         type=click.Choice(FALLBACK_ON),
         help="When to fall back: while the breaker is open, or also on failure.",
     ),
+    click.option("--session", default="", metavar="NAME", help="Session, one of [sessions]."),
     click.option("--id", "task_id", help="The task's id; resubmitting a known id is safe."),
     click.option("--wait", is_flag=True, help="Wait for the result and print it."),
 )
@@ -124,6 +126,7 @@ def submit(
     on_open: Any,
     fallback: str | None,
     fallback_on: Any,
+    session: str,
     task_id: str | None,
     wait: bool,
 ) -> int:
@@ -152,6 +155,7 @@ def submit(
         on_open=on_open or "",
         fallback=UNSET if fallback is None else value_of(fallback),
         fallback_on=fallback_on or "",
+        session=session,
         wait=wait,
     )
     try:
@@ -252,8 +256,13 @@ def tasks(settings: Settings, state: Any, pool: str, limit: int) -> int:
     return DONE
 
 
-@command("task", click.argument("task_id", metavar="ID"), on_cluster)
-def task(settings: Settings, task_id: str) -> int:
+@command(
+    "task",
+    click.argument("task_id", metavar="ID"),
+    click.option("--save", metavar="DIR", help="Write what its failed attempts left into DIR."),
+    on_cluster,
+)
+def task(settings: Settings, task_id: str, save: str | None) -> int:
     """Show one task: its state, attempts, error and result."""
     try:
         found = ask(settings, rpc.GetTask(id=task_id), TaskStatus)
@@ -263,6 +272,21 @@ def task(settings: Settings, task_id: str) -> int:
         found = _of_cluster(settings, task_id, error)
     if not settings.json:
         emit(show.task(found))
+    return DONE if save is None else _save(settings, found, save)
+
+
+def _save(settings: Settings, found: TaskStatus, folder: str) -> int:
+    from musterd.supervisor.ctl import artefacts
+
+    if not found.artefacts:
+        warn(
+            f"task {found.id} has no artefacts here: they are kept of failed attempts, for as long "
+            "as [artefacts] says, on the machine that ran them"
+        )
+        return FAILED
+    paths = artefacts.save(settings, found.id, found.artefacts, folder)
+    if not settings.json:
+        emit("\n".join(printable(f"saved {path}") for path in paths))
     return DONE
 
 
@@ -277,6 +301,9 @@ def _of_cluster(settings: Settings, task_id: str, error: rpc.RpcError) -> TaskSt
         raise error from None
     if found is None:
         raise rpc.RpcError(rpc.NO_SUCH_NAME, f"no such task in the cluster: {task_id!r}") from None
+    with connect(settings) as connection:
+        kept = connection.get(rpc.ListArtefacts(id=task_id), ArtefactList).artefacts
+    found = msgspec.structs.replace(found, artefacts=kept)
     if settings.json:
         emit_json(msgspec.json.encode(found))
     return found
@@ -433,7 +460,7 @@ def _older_than(duration: str) -> float:
 def _refused(settings: Settings, refused: list[RefusedTask]) -> int:
     look = "musterctl --cluster task" if settings.cluster else "musterctl task"
     for each in refused:
-        warn(f"{each.reason}: see {look} {each.id}")
+        warn(f"{each.reason}: see {look}{'s' if each.code == _NO_SUCH_TASK else f' {each.id}'}")
     if any(each.code == _NO_SUCH_TASK for each in refused):
         return NO_SUCH_NAME
     return FAILED if refused else DONE

@@ -29,7 +29,7 @@ from musterd.supervisor.api.status import (
     TaskStatus,
 )
 from musterd.supervisor.api.verdict import BAD, Reason, Verdict, verdict
-from musterd.supervisor.ctl.app import Settings, connect
+from musterd.supervisor.ctl.app import Settings, connect, connect_to_cluster
 from musterd.supervisor.ctl.connection import Connection
 from musterd.supervisor.system.linux import descendants, family
 
@@ -152,9 +152,7 @@ class Looker:
     def _of_cluster(self) -> Snapshot:
         """Take a snapshot of all nodes, over one connection."""
         if self._cluster is None:
-            from musterd.supervisor.ctl.cluster_answers import ClusterConnection
-
-            self._cluster = ClusterConnection(self._settings)
+            self._cluster = connect_to_cluster(self._settings)
         connection = self._cluster
         fleet = connection.look()
         breakers = connection.get(rpc.ListBreakers(), BreakerList).breakers

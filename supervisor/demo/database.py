@@ -1,7 +1,8 @@
 """A PostgreSQL of one's own: Debian's, in a folder, on loopback, gone afterwards.
 
 It is as durable as any other (fsync is on). As root it runs as the user `postgres`, because
-PostgreSQL refuses root. Whoever may enter the folder is its administrator, over a Unix socket;
+PostgreSQL refuses root. It ends with the thread that starts it, unless a launcher becomes another
+user. Whoever may enter the folder is its administrator, over a Unix socket;
 everybody else needs a password.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 import psycopg
 
 from musterd.ipc.errors import MusterdError
+from musterd.supervisor.system.linux import die_with_parent
 
 BINARIES = Path("/usr/lib/postgresql")  # where Debian has them, by version
 ACCOUNT = "postgres"
@@ -65,7 +67,8 @@ class Database:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                start_new_session=True,  # it ends when its owner says so
+                start_new_session=True,  # it ends when its owner says so ...
+                preexec_fn=_end_with_parent,  # noqa: PLW1509 - or is killed; it is a system call
             )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
@@ -128,6 +131,14 @@ def programs() -> Path:
     if not found:
         raise DatabaseError("PostgreSQL is not installed: apt-get install postgresql")
     return max(found, key=lambda each: int(each.parent.name))
+
+
+def _end_with_parent() -> None:
+    """Have PostgreSQL stop in order when the thread that starts it has ended.
+
+    Called in the child after it has become another user, which would undo it.
+    """
+    die_with_parent(signal.SIGINT)
 
 
 def _free_port() -> int:

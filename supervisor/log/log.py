@@ -56,6 +56,7 @@ MESSAGES = {
     "task.crashed": "task lost its worker and is queued again",
     "task.succeeded": "task has succeeded",
     "task.failed": "task is dead: it is not retried",
+    "task.refused": "task ended at once: its site is shut",
     "task.cancelled": "task is cancelled",
     "task.expired": "task has expired",
     "alerts.ready": "the alerts process is up",
@@ -69,7 +70,7 @@ MESSAGES = {
     "web.fatal": "the web process cannot be used: not restarted before the next reload",
     "cluster.ready": "the cluster sidecar is up",
     "cluster.crashed": "the cluster sidecar ended: it is restarted, clients wait, tasks run on",
-    "cluster.fatal": "the cluster cannot be used: clients wait until the next reload or restart",
+    "cluster.fatal": "the cluster cannot be used: submits are refused until a reload or restart",
     "cluster.joined": "this node is a member of the cluster",
     "cluster.draining": "this node is drained by the cluster: it gets no more of its tasks",
     "cluster.resumed": "this node gets tasks of the cluster again",
@@ -86,6 +87,7 @@ MESSAGES = {
     "cluster.refused": "the cluster's database refused a call",
     "cluster.failing": "a kind of call fails again and again at the cluster's database",
     "cluster.name_taken": "another node of the cluster has this node's name",
+    "cluster.copied": "state_dir is a copy: this node has an identity of its own from now on",
     "cluster.local_only": "there is no cluster sidecar: only local pools are served",
     "cluster.serves": "the cluster sidecar serves clients again",
     "cluster.warning": "the cluster's database could lose what was acknowledged",
@@ -126,6 +128,8 @@ MESSAGES = {
     "task.fallback": "task has failed for good and uses its fallback",
     "task.stranded": "task has no pool; it is kept",
     "task.changed": "the result of a scheduled task has changed",
+    "watch.stale": "runs of a watching schedule fail: nobody would be told of a change",
+    "watch.recovered": "a watching schedule has results again",
     "cluster.policy_differs": "configuration differs from the policy of the cluster, which holds",
     "cluster.policy_missing": "nothing is shared by the cluster: no policy is applied",
     "cluster.policy_unread": "the policy of the cluster cannot be read: the one before holds",
@@ -133,6 +137,9 @@ MESSAGES = {
     "schedule.paused": "schedule is paused",
     "schedule.resumed": "schedule is resumed",
     "schedule.reset": "schedule starts over",
+    "schedule.put": "schedules were added or changed at run time",
+    "schedule.deleted": "schedules of run time were removed",
+    "schedule.unusable": "schedules of run time cannot be run",
     "breaker.open": "breaker open: the site keeps failing and gets no tasks",
     "breaker.half_open": "breaker half-open: the site is tried again",
     "breaker.closed": "breaker closed: the site works again",
@@ -172,7 +179,7 @@ MESSAGES = {
 }
 _FIELDS = (
     *("pool", "worker", "task", "attempt", "target", "phase", "cause", "reason"),
-    *("schedule", "count", "digest", "output", "node"),
+    *("schedule", "count", "digest", "summary", "output", "node"),
 )
 # A line of a worker that begins with a level (workers/runtime/run.py) keeps that level.
 _LEVEL_SAID = {

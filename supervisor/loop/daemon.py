@@ -24,6 +24,9 @@ import msgspec
 from musterd import __version__
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.wire.node_messages import FindTasks, FoundTasks
+from musterd.ipc.wire.schedule_messages import (
+    SCHEDULES_SHOWN_MAX,
+)
 from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.config.load import Loaded
@@ -32,7 +35,8 @@ from musterd.supervisor.config.schema import Config
 from musterd.supervisor.control.commands.dispatch import Commands
 from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model import events, schedule_events
+from musterd.supervisor.core.tasks.added_schedules import ADDED
 from musterd.supervisor.log import log
 from musterd.supervisor.log.worker_output import Outputs
 from musterd.supervisor.loop.perform import ActionRunner
@@ -46,14 +50,20 @@ from musterd.supervisor.service.problems import OFTEN_NS, Problem, Problems
 from musterd.supervisor.service.reload import Reloading, Reread
 from musterd.supervisor.service.systemd_status import SystemdStatus
 from musterd.supervisor.service.wall_clock import WallClock
+from musterd.supervisor.settings.added_schedules import read_added, read_puts
+from musterd.supervisor.settings.artefacts import keep_of
 from musterd.supervisor.settings.policy import fleet_policy
 from musterd.supervisor.sockets import activation
-from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
+from musterd.supervisor.sockets.clients import ClientPort
 from musterd.supervisor.sockets.declarations import Declarations
 from musterd.supervisor.sockets.files import SocketFiles, binding
 from musterd.supervisor.sockets.listen import group_id_of
 from musterd.supervisor.sockets.lookups import ClientLookups
+from musterd.supervisor.sockets.peers import AdviceWanted, HistoryWanted, SchedulesWanted
+from musterd.supervisor.sockets.recall import recall
+from musterd.supervisor.sockets.schedule_requests import PutWanted
 from musterd.supervisor.sockets.workers import WorkerPort
+from musterd.supervisor.store.artefacts import ArtefactFiles
 from musterd.supervisor.store.engines import open_store
 from musterd.supervisor.store.interface import Store
 from musterd.supervisor.store.requests import StoreRequests
@@ -63,6 +73,7 @@ from musterd.supervisor.system.background_calls import BackgroundCalls
 from musterd.supervisor.system.threads import ThreadWatch
 from musterd.supervisor.views import fleet as fleet_view
 from musterd.supervisor.views.metrics import Figures
+from musterd.supervisor.views.schedules import find_schedule, list_schedules
 
 if TYPE_CHECKING:
     from musterd.supervisor.sockets.node import NodePort
@@ -143,7 +154,10 @@ class Daemon:
         undo.callback(self._store.close)
         self._clock.open(self._store)
         self.store_requests = StoreRequests(self._store)
-        self.fleet = Fleet(fleet_policy(self._config), Random(), self._store.last_seq())
+        self.artefacts = ArtefactFiles(keep_of(self._config))
+        undo.callback(self.artefacts.close)
+        policy = fleet_policy(self._config, origins=loaded.origins)
+        self.fleet = Fleet(policy, Random(), self._store.last_seq())
         sockets = [
             where(runtime)
             for where in (
@@ -238,7 +252,7 @@ class Daemon:
     def _open(self) -> None:
         self._signals.open()
         parts = (self._workers, self._store, self._spawner, self._control, self._signals)
-        others = (self._calls, self.outputs, self._memory, self._sidecars)
+        others = (self._calls, self.outputs, self._memory, self._sidecars, self.artefacts)
         if self._node is not None:
             self._epoll.register(self._node.fileno(), select.EPOLLIN)
         for part in (self._clients, *parts, *others):
@@ -256,6 +270,8 @@ class Daemon:
             runtime_dir=self._runtime,
             state_dir=self._state_dir,
         )
+        added = [read_added(self._config, *each) for each in self._store.facts(ADDED)]
+        self.feed(schedule_events.AddedRecovered(added))
         facts = [(kind, self._store.facts(kind)) for kind in self.fleet.fact_kinds]
         for kind, found in facts:
             self.feed(events.FactsRecovered(kind, found, self.wall_ns()))
@@ -268,6 +284,7 @@ class Daemon:
             self.feed(sample)
         self.feed(events.Started())
         self._read_clock()
+        self._figures.begun()
 
     def _read_clock(self) -> None:
         anchor = self._clock.read()
@@ -383,6 +400,13 @@ class Daemon:
                 memory, pools = self.fleet.memory, self.fleet.pools.values()
                 workers = {pool.name: memory.recommended(pool) for pool in pools}
                 self._clients.advise(event, workers)
+            elif type(event) is PutWanted:
+                puts = [(each.name, each.section) for each in event.schedules]
+                self.put_schedules(puts, event.peer, event.request)
+            elif type(event) is SchedulesWanted:
+                self._show_schedules(event)
+            elif type(event) is HistoryWanted:
+                recall(self, self._clients, event)
             else:
                 self.feed(event)
 
@@ -394,6 +418,32 @@ class Daemon:
             event = msgspec.structs.replace(event, tasks=tasks)
         self.feed(event)
 
+    def put_schedules(
+        self,
+        puts: list[tuple[str, bytes]],
+        peer: bytes,
+        request: int = 0,
+        *,
+        paused: frozenset[str] = frozenset(),
+        replace: bool = True,
+        dry_run: bool = False,
+    ) -> None:
+        """Feed schedules that are added at run time: refuse those that a file could not have."""
+        usable, rejected = read_puts(self._config, puts)
+        said = (usable, rejected, peer, request, paused, replace, dry_run)
+        self.feed(schedule_events.SchedulePutRequested(*said))
+
+    def _show_schedules(self, wanted: SchedulesWanted) -> None:
+        asked, now_ns, more = wanted.message, self.now_ns(), False
+        if asked.name:
+            found = find_schedule(self.fleet, asked.name, now_ns)
+            views = [found] if found is not None else []
+        else:
+            views, more = list_schedules(
+                self.fleet, now_ns, after=asked.after, limit=SCHEDULES_SHOWN_MAX
+            )
+        self._clients.show_schedules(wanted, views, more)
+
     def _hear_the_rest(self, ready: list[int]) -> None:
         """Hear the parts whose news nobody waits for, and the cluster where there is one."""
         if self._node is not None:
@@ -401,6 +451,8 @@ class Daemon:
                 self.feed(event)
         if self._memory.fileno() in ready and (sample := self._memory.hear()) is not None:
             self.feed(sample)
+        if self.artefacts.fileno() in ready:
+            self.artefacts.settle()
         if self._sidecars.fileno() in ready:
             for event in self._sidecars.events():
                 self.feed(event)
@@ -519,6 +571,7 @@ class Daemon:
             self._clients.close,
             self._workers.close,
             self._node.close if self._node is not None else _nothing,
+            self.artefacts.close,
             self._store.close,
             self._signals.close,
             self._epoll.close,

@@ -26,7 +26,8 @@ class DeadTasks:
 
     def take(self, finished: list[FinalRecord]) -> None:
         for record in finished:
-            if record.outcome.state != FAILED:
+            outcome = record.outcome
+            if outcome.state != FAILED or (outcome.failure is not None and outcome.failure.refused):
                 continue
             self.tell(_report(record, record.spec.name.partition(".")[0]))
 

@@ -26,6 +26,7 @@ from musterd.supervisor.control.answers import LaterAnswers
 from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.events import ALERTS, CLUSTER, EVENTS, WEB
+from musterd.supervisor.core.model.watching import HISTORY, history_key
 from musterd.supervisor.core.tasks.refusals import UNREADABLE
 from musterd.supervisor.log import log
 from musterd.supervisor.loop.dead_events import EVENT as DEAD
@@ -36,8 +37,10 @@ from musterd.supervisor.processes.sidecars import SidecarProcesses
 from musterd.supervisor.processes.spawner import Spawner
 from musterd.supervisor.service.reload import Reloading
 from musterd.supervisor.settings import worker_environment
+from musterd.supervisor.settings.artefacts import with_artefacts
 from musterd.supervisor.settings.node import node_settings
 from musterd.supervisor.settings.policy import worker_settings_of
+from musterd.supervisor.settings.sessions import with_sessions
 from musterd.supervisor.settings.sidecars import alert_settings, publisher_settings, web_settings
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.sockets.clients import ClientPort
@@ -47,6 +50,7 @@ from musterd.supervisor.sockets.resend_checks import ResendChecks
 from musterd.supervisor.sockets.workers import WorkerPort
 from musterd.supervisor.store.interface import (
     FindFact,
+    FindFacts,
     FindStranded,
     FindTasks,
     Page,
@@ -58,12 +62,14 @@ from musterd.supervisor.store.interface import (
 )
 from musterd.supervisor.store.requests import BUSY
 from musterd.supervisor.system.background_calls import BackgroundCalls
+from musterd.supervisor.views.history import entries_of, with_content
 
 if TYPE_CHECKING:  # nobody without a cluster pays for it
     from musterd.supervisor.sockets.node import ClusterAction, NodePort
 
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
 LOSSES = ("worker.crashed", "worker.fatal")  # reports that tell what the worker said last
+CHANGED = "task.changed"
 RETURNS = ("task.retry", "task.crashed", "task.interrupted")  # the task will run once more
 
 
@@ -283,14 +289,15 @@ class ActionRunner:
 
     def _start_fork_server(self, action: actions.StartForkServer) -> None:
         pool = self._reloading.pool_config(action.pool, action.build)
-        env = worker_environment.given(action.pool, pool, self._reloading.config)
+        config, settings = self._reloading.config, worker_settings_of(pool)
+        env = worker_environment.given(action.pool, pool, config)
         env = {TASKS_VARIABLE: self._tasks_socket, **env}
         self._spawner.start_fork_server(
             action.pool,
             pool.worker,
             msgspec.msgpack.encode(pool.options),
             env,
-            worker_settings_of(pool),
+            with_artefacts(with_sessions(settings, action.pool, pool, config), config),
             build=action.build,
         )
 
@@ -383,10 +390,44 @@ class ActionRunner:
             log.write(msgspec.structs.replace(action, event="task.failed", level="warning"))
             self._dead.tell(action)
             return
-        log.write(action, always=told)
-        self._control.publish(action)
-        if action.event == "task.changed":
-            self._clients.changed(Change(action.schedule, action.task, action.digest))
+        if action.event != CHANGED:
+            log.write(action, always=told)
+            self._control.publish(action)
+        elif action.number:
+            self._find_change(action)
+        else:  # of the cluster, or of a version that kept no history
+            self._tell_change(action)
+
+    def _find_change(self, report: actions.Report) -> None:
+        """Tell of a change with its content, which is on disk."""
+
+        def found(values: list[bytes | None]) -> None:
+            self._tell_change(with_content(report, *entries_of(values)))
+
+        numbers = (report.number_before, report.number)
+        keys = [history_key(report.schedule, number) for number in numbers]
+        if self._shell.store_requests.full:
+            self._tell_change(report)
+            return
+        self._shell.store_requests.ask(
+            FindFacts(HISTORY, keys), found, lambda: self._tell_change(report)
+        )
+
+    def _tell_change(self, report: actions.Report) -> None:
+        log.write(report, always=self.task_lines.tells(report.task))
+        self._control.publish(report)
+        self._clients.changed(
+            Change(
+                report.schedule,
+                report.task,
+                report.digest,
+                int(report.changed_at * 1e9),
+                report.number,
+                report.number_before,
+                report.again,
+            )
+        )
+        self._shell.feed(events.ChangeTold(report.schedule, report.task, report.number))
 
 
 _SIDECAR_SETTINGS: dict[str, Callable[[Config], msgspec.Struct]] = {

@@ -15,7 +15,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from musterd.ipc.wire.messages import PRIORITY_NAMES, SUCCEEDED, Lease, TaskSpec
+from musterd.ipc.wire.messages import PRIORITY_NAMES, SUCCEEDED, Lease, Outcome, TaskSpec
 from musterd.ipc.wire.node_messages import AttemptEnd
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model.actions import FinalRecord, Persist
@@ -183,7 +183,7 @@ class TaskLines:
             outcome = record.outcome
             if story is not None:
                 self._waiting.pop(record.spec.id, None)
-            elif outcome.state == SUCCEEDED or not log.has_room(f"task.{outcome.state}"):
+            elif outcome.state == SUCCEEDED or not log.has_room(_event(outcome)):
                 self._silent += 1
                 continue
             worker = story.worker if story is not None else workers.get(record.seq, "")
@@ -191,7 +191,7 @@ class TaskLines:
             fields = _end(record, worker)
             if story is not None and worker:
                 fields["WAITED"] = f"{story.waited_ns / 1e9:.3f}"
-            log.line(f"task.{outcome.state}", level, fields)
+            log.line(_event(outcome), level, fields)
 
     # -- of the cluster -----------------------------------------------------------------------
 
@@ -247,6 +247,12 @@ def _known(spec: TaskSpec, **more: object) -> dict[str, object]:
         **{key.upper(): value for key, value in more.items()},
     }
     return {key: value for key, value in fields.items() if value}
+
+
+def _event(outcome: Outcome) -> str:
+    """Return the event of an end; a task that did not wait for its shut site is not dead."""
+    refused = outcome.failure is not None and outcome.failure.refused
+    return "task.refused" if refused else f"task.{outcome.state}"
 
 
 def _end(record: FinalRecord, worker: str) -> dict[str, object]:

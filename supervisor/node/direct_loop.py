@@ -9,7 +9,6 @@ claims.
 """
 
 import os
-import re
 import secrets
 import select
 import socket
@@ -20,7 +19,7 @@ from random import Random
 from typing import NoReturn
 
 from musterd.ipc.wire.direct import REASON_CHARS_MAX, Start, State, encode, place
-from musterd.supervisor.cluster.checks import KIND_BITS, LIFE_BITS
+from musterd.supervisor.cluster.checks import KIND_BITS, LIFE_BITS, is_barred
 from musterd.supervisor.cluster.engine import Cards
 from musterd.supervisor.cluster.gateway import Gateway
 from musterd.supervisor.cluster.migrate import SCHEMA
@@ -29,7 +28,8 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.node.admission import Admission
 from musterd.supervisor.node.direct import Ended
 from musterd.supervisor.node.engines import Engines, Job, Listener
-from musterd.supervisor.node.serving import ClientServer
+from musterd.supervisor.node.relay_port import NO_SCHEDULES
+from musterd.supervisor.node.serving import AdmittingServer
 from musterd.supervisor.sockets.clients import ClientPort
 
 SECOND_NS = 1_000_000_000
@@ -39,12 +39,6 @@ CHECK_NS, CHECK_NS_MAX = SECOND_NS // 10, 5 * SECOND_NS  # between two looks at 
 # Submits wait for another look at what nodes declare if the last one is older than this, or if none
 # had declared the task. They wait for HOLD_NS at most.
 CARDS_NS, HOLD_NS = 5 * SECOND_NS, 2 * SECOND_NS
-# The server has answered, and another try will not help: that is said at once. libpq has no code
-# for these; in other languages they are said after the connect timeout.
-FINAL = re.compile(
-    r"password authentication failed|no password supplied|does not exist|no pg_hba.conf entry"
-    r"|is not permitted to log in|permission denied for database"
-)
 
 
 class HandedSockets(socket.socket):
@@ -72,8 +66,9 @@ class Direct:
         self._admission = Admission()
         path = Path(place(start.url))  # shown, and not used
         clients = ClientPort(path, secrets.token_hex(8), None, handed=self._control)
+        clients.no_schedules = NO_SCHEDULES
         gateway = Gateway(start.waiter, Random(secrets.randbits(64)))
-        self._server = ClientServer(gateway, clients, self._engines, self._admit)
+        self._server = AdmittingServer(gateway, clients, self._engines, self._admit)
         self._poll = select.poll()
         self._poll.register(self._engines.fileno(), select.POLLIN)
         self._poll.register(self._control, 0)  # its end is told in any case
@@ -167,7 +162,7 @@ class Direct:
         self._usable = False
         self._check_at_ns = now_ns + self._gap_ns
         self._gap_ns = min(2 * self._gap_ns, CHECK_NS_MAX)
-        refused = event.refused or FINAL.search(event.reason) is not None
+        refused = event.refused or is_barred(event.reason)
         self._tell("refused" if refused else "away", event.reason)
 
     def _serve(self) -> None:

@@ -33,7 +33,9 @@ THREADS = {
     **dict.fromkeys(("check", "submit", "cancel", "invalidate"), WRITES),
     **dict.fromkeys(("cards", "ended", "changes", "marks"), READS),
     **dict.fromkeys(("fetch", "view"), FETCHES),
-    **dict.fromkeys(("join", "redeclare", "rejoin", "release", "beat", "leave"), MEMBER),
+    **dict.fromkeys(
+        ("give_back", "join", "redeclare", "rejoin", "release", "beat", "leave"), MEMBER
+    ),
     "claim": CLAIMS,
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
     **dict.fromkeys(("tick", "reap", "retain"), TIME),

@@ -32,8 +32,10 @@ def find_tasks(engines: Engines, wanted: FindTasks, tell: Callable[[FoundTasks],
         engines.call(Job(0, "view", (wanted.id,), {}, answered))
         return
     # One more than is shown, to know whether there are more; all of them, to find those of a node.
+    # Only running tasks have a node.
     limit = FOUND_MAX if wanted.node else wanted.limit + 1
-    which = TaskFilter(pool=wanted.pool, state=wanted.state, limit=limit)
+    state = (wanted.state or "running") if wanted.node else wanted.state
+    which = TaskFilter(pool=wanted.pool, state=state, limit=limit)
     engines.call(Job(0, "find", (which,), {}, answered))
 
 
@@ -48,7 +50,8 @@ def _found(wanted: FindTasks, event: EngineAnswered | EngineFailed) -> FoundTask
     assert isinstance(result, list)
     views = [view for view in result if not wanted.node or view.worker == wanted.node]
     shown = [_short(view) for view in views[: wanted.limit]]
-    return found_tasks(wanted.request, shown, more=len(views) > wanted.limit)
+    more = len(views) > wanted.limit or (bool(wanted.node) and len(result) == FOUND_MAX)
+    return found_tasks(wanted.request, shown, more=more)
 
 
 def _whole(view: TaskView) -> TaskView:

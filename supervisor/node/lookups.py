@@ -12,8 +12,9 @@ from musterd.supervisor.cluster.engine import Fetched
 from musterd.supervisor.cluster.sidecar_events import EngineAnswered, EngineFailed, LookedUp
 from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.node.engines import Engines, Job
-from musterd.supervisor.sockets.clients import ClientPort, Peer
-from musterd.supervisor.sockets.lookups import PORTION_BYTES, PORTIONS_MAX, Inspection
+from musterd.supervisor.sockets.clients import ClientPort
+from musterd.supervisor.sockets.owed import PORTION_BYTES, PORTIONS_MAX, Inspection
+from musterd.supervisor.sockets.peers import Peer
 
 
 class Lookups:

@@ -18,12 +18,13 @@ from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.codec import decode_server, encode
 from musterd.ipc.wire.messages import PROTOCOL, ClientMessage, Hello
 from musterd.ipc.wire.router import FRAME_BYTES
+from musterd.ipc.wire.schedule_messages import ScheduleReply
 from musterd.ipc.wire.zmtp import CHUNK_BYTES, Connection
 from musterd.supervisor.cluster.sidecar_events import LocalLost, LocalSaid
 from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.core.tasks.client_limits import SHARE_BYTES_MAX
 from musterd.supervisor.node.relay_port import RelayPort
-from musterd.supervisor.sockets.clients import Peer
+from musterd.supervisor.sockets.peers import Peer
 from musterd.supervisor.system import descriptors
 
 PAIRS_PER_TURN = 64  # the others have their turn next
@@ -140,7 +141,9 @@ class Pairs:
             for frame in found:
                 if frame is None:
                     raise ProtocolError("a message of several frames instead of one")
-                self._heard(LocalSaid(name, decode_server(frame), frame))
+                message = decode_server(frame)
+                if not isinstance(message, ScheduleReply):  # nobody has asked for one
+                    self._heard(LocalSaid(name, message, frame))
         except (OSError, ProtocolError) as error:
             if self._pairs.get(name) is pair:
                 self._lose(pair, error)

@@ -41,7 +41,7 @@ from musterd.ipc.wire.node_messages import (
 from musterd.ipc.wire.zmtp import Connection
 from musterd.supervisor.cluster.checks import KIND_BITS, LIFE_BITS
 from musterd.supervisor.cluster.claimer import Claimer
-from musterd.supervisor.cluster.engine import EngineAway, EngineRefused, NodeCard
+from musterd.supervisor.cluster.engine import EngineAway, EngineError, EngineRefused, NodeCard
 from musterd.supervisor.cluster.gateway import Gateway
 from musterd.supervisor.cluster.migrate import SCHEMA
 from musterd.supervisor.cluster.postgres import PostgresEngine
@@ -51,7 +51,6 @@ from musterd.supervisor.cluster.sidecar_events import (
     AskLocal,
     Call,
     EndLocal,
-    EndPeer,
     EngineAnswered,
     GiveAdvice,
     Leave,
@@ -65,7 +64,6 @@ from musterd.supervisor.cluster.sidecar_events import (
     ShowView,
     Standing,
     Tell,
-    TellChange,
 )
 from musterd.supervisor.cluster.splitter import Splitter
 from musterd.supervisor.config.redact import Redaction
@@ -73,9 +71,9 @@ from musterd.supervisor.config.timezones import time_zone
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.node.engines import Engines, Job, Listener
 from musterd.supervisor.node.finds import find_tasks
-from musterd.supervisor.node.lookups import Lookups
 from musterd.supervisor.node.pairs import Pairs
-from musterd.supervisor.node.relay_port import RelayPort
+from musterd.supervisor.node.relay_port import NO_SCHEDULES, RelayPort
+from musterd.supervisor.node.serving import ClientServer
 from musterd.supervisor.settings.cluster_url import cluster_url
 from musterd.supervisor.settings.node import NodeSettings
 from musterd.supervisor.sockets.declarations import Declarations
@@ -89,6 +87,7 @@ LEAVE_NS = 2 * SECOND_NS  # for the last ends, when the daemon ends
 # is away.
 SERVE_NS = 5 * SECOND_NS
 IDENTITY_FILE = "node.id"  # in state_dir
+MACHINE_FILE = Path("/etc/machine-id")
 NODE_MASK = (1 << 39) - 1  # of the number under which sessions are known (cluster/checks.py)
 MENTION_UNSENT_BYTES = 1024 * 1024  # to a daemon that does not read: then nothing is mentioned
 
@@ -105,23 +104,38 @@ class Trouble(Exception):
         self.code = code
 
 
-def identity_of(state_dir: Path) -> str:
-    """Return what this node is known by, in all its lives."""
-    path = state_dir / IDENTITY_FILE
+def identity_of(state_dir: Path) -> tuple[str, str]:
+    """Return what this node is known by, in all its lives; and what that was, if it is another's.
+
+    Two nodes of one identity would end each other's tenures. So it is made anew in a copy of the
+    folder: the file says on which machine and in which folder it was made.
+    """
+    path, origin, former = state_dir / IDENTITY_FILE, _origin_of(state_dir), ""
     try:
-        known = path.read_text().strip()
+        known, _, made_at = path.read_text().strip().partition("\n")
     except FileNotFoundError:
-        known = ""
-    if known:
-        return known
-    made = secrets.token_hex(16)
+        known = made_at = ""
+    if known and made_at == origin:
+        return known, ""
+    if not known or made_at:
+        known, former = secrets.token_hex(16), known
     new = path.with_suffix(".new")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(made)
+        file.write(f"{known}\n{origin}\n")
         file.flush()
         os.fsync(file.fileno())
     new.rename(path)
-    return made
+    return known, former
+
+
+def _origin_of(state_dir: Path) -> str:
+    """Return what a copy of a folder has not, on this machine or another."""
+    try:
+        machine = MACHINE_FILE.read_text().strip()
+    except OSError:  # a container may have none
+        machine = ""
+    place = f"{machine} {state_dir.stat().st_ino}"
+    return hashlib.blake2b(place.encode(), digest_size=8).hexdigest()
 
 
 def waiter_of(identity: str) -> int:
@@ -136,7 +150,7 @@ class Sidecar:
     ) -> None:
         """`found` is what the check of the database has to tell."""
         self._beat_fd = beat_fd
-        identity = identity_of(Path(settings.state_dir))
+        identity, former = identity_of(Path(settings.state_dir))
         waiter = waiter_of(identity)
         self._waiter_channel = f"{SCHEMA}_waiter_{waiter}"
         self._pool_channel = f"{SCHEMA}_pool"
@@ -157,16 +171,21 @@ class Sidecar:
         self._clients = RelayPort(
             Path(settings.tasks_socket), secrets.token_hex(8), None, handed=handed
         )
-        self._pairs = Pairs(settings.local_socket, self._clients, self._feed_splitter)
-        self._lookups = Lookups(
-            self._engines, self._clients, self._feed_splitter, self._splitter.submits_of
+        self._clients.no_schedules = NO_SCHEDULES
+        self._server = ClientServer(
+            self._splitter, self._clients, self._engines, self._do_with_local
         )
+        self._pairs = Pairs(settings.local_socket, self._clients, self._server.feed)
         self._declarations = Declarations()
         self._node = Connection(settings.node_socket)
         self._node.put(encode(SidecarHello(NODE_PROTOCOL, settings.token)))
         self._counted = Figures()
         for report in found:
             self._report(report)
+        if former:
+            why = f"{settings.state_dir} was made on another machine, or in another folder, "
+            why += f"by node {former}: this is another node"
+            self._report(actions.Report("cluster.copied", "warning", reason=why))
         self._tenure = -1
         self._listener = Listener(url, self._heard_notifications)
         self._poll = select.poll()
@@ -180,7 +199,7 @@ class Sidecar:
 
     def run(self) -> NoReturn:
         """Work until Ended or Trouble is raised."""
-        self._feed_splitter(events.Started())
+        self._server.feed(events.Started())
         self._beat(b"ready\n")
         while True:
             self._wait()
@@ -190,17 +209,14 @@ class Sidecar:
             self._hear_clients()
             self._hear_clock()
             self._pairs.settle()
-            self._clients.router.flush()
-            for lost in self._clients.settle():
-                self._feed_splitter(lost)
-            self._lookups.pump()
+            self._server.settle()
 
     def _wait(self) -> None:
         now_ns = time.monotonic_ns()
         due = [self._beat_ns, self._tidy_ns]  # the latter comes before SERVE_NS is over
         cores = (self._splitter, self._claimer, self._scheduler)
         due += [each for core in cores if (each := core.next_deadline()) is not None]
-        wait_ns = 0 if self._clients.behind else max(0, min(due) - now_ns)
+        wait_ns = 0 if self._server.behind else max(0, min(due) - now_ns)
         writing = select.POLLOUT if self._node.unsent else 0
         self._poll.register(self._node.fileno(), select.POLLIN | writing)
         self._poll.poll(-(-wait_ns // 1_000_000))
@@ -210,14 +226,13 @@ class Sidecar:
     def _hear_clients(self) -> None:
         if self._gateway.held and (self._claimer.tenure or time.monotonic_ns() >= self._serve_ns):
             self._gateway.held = False
-            self._feed_splitter(events.Ticked())
+            self._server.feed(events.Ticked())
         if not self._serving:
             if self._gateway.held and not self._splitter.has_local:
                 return
             self._serving = True
-            self._poll.register(self._clients.fileno(), select.POLLIN)
-        for event in self._clients.receive(time.time_ns()):
-            self._feed_splitter(event)
+            self._poll.register(self._server.fileno(), select.POLLIN)
+        self._server.hear()
 
     def _prepare(self, event: events.TasksSubmitted) -> events.TasksSubmitted:
         """Refuse what gives a secret away, and complete the rest by what `@task` declares."""
@@ -235,9 +250,9 @@ class Sidecar:
                 if isinstance(message, Pools):
                     for card in message.cards:
                         self._declarations.declare(card.name, card.tasks)
-                    self._feed_splitter(PoolsTold(message.local))
+                    self._server.feed(PoolsTold(message.local))
                 if isinstance(message, FindTasks):
-                    find_tasks(self._engines, message, self._mention)
+                    find_tasks(self._engines, message, self._tell_found)
                 else:
                     self._feed_claimer(message)
         except OSError:
@@ -252,7 +267,7 @@ class Sidecar:
             pools = {payload for channel, payload in found if channel == self._pool_channel}
             channels = {channel for channel, _ in found}
             if self._waiter_channel in channels:
-                self._feed_splitter(Notified())
+                self._server.feed(Notified())
             if pools:
                 self._feed_claimer(PoolsNotified(tuple(pools)))
             if channels - {self._waiter_channel, self._pool_channel}:
@@ -263,7 +278,7 @@ class Sidecar:
     def _hear_clock(self) -> None:
         now_ns = time.monotonic_ns()
         for core, feed in (
-            (self._splitter, self._feed_splitter),
+            (self._splitter, self._server.feed),
             (self._claimer, self._feed_claimer),
             (self._scheduler, self._feed_scheduler),
         ):
@@ -278,9 +293,7 @@ class Sidecar:
             raise Ended
         if now_ns >= self._tidy_ns:
             self._tidy_ns = now_ns + (SECOND_NS if not self._leaving_ns else SECOND_NS // 10)
-            awaited = max(self._lookups.awaited_bytes, self._pairs.awaited_bytes)
-            self._clients.tidy_up(awaited)
-            self._lookups.try_again()
+            self._server.tidy_up(self._pairs.awaited_bytes)
             self._tell_figures()
         if now_ns >= self._beat_ns:
             self._beat(b"\n")
@@ -304,37 +317,8 @@ class Sidecar:
 
     # -- what is done -------------------------------------------------------------------------
 
-    def _feed_splitter(self, event: object) -> None:
-        for action in self._splitter.handle(time.monotonic_ns(), event):
-            self._do_for_clients(action)
-
-    def _do_for_clients(self, action: object) -> None:
-        clients = self._clients
-        match action:
-            case Call():
-                self._call(action, self._feed_splitter)
-            case actions.Acknowledge(_, request, rejected):
-                clients.acknowledge(request, rejected)
-            case actions.Deliver(peer, outcomes):
-                clients.deliver(peer, outcomes)
-            case actions.LookUp(peer, ids):
-                clients.look_up(peer, ids)
-            case actions.TellMissing(peer, ids):
-                clients.missing(peer, ids)
-            case actions.DropRequest(_, request, reason):
-                clients.drop(request, reason)
-            case actions.TellChanges(peer, changes):
-                clients.newest_changes(peer, changes)
-            case actions.TellProgress(peers, note):
-                clients.progress(peers, note)
-            case TellChange(change):
-                clients.changed(change)
-            case actions.Report():
-                self._report(action)
-            case _:
-                self._do_with_local(action)
-
     def _do_with_local(self, action: object) -> None:
+        """Perform what the splitter wants of the supervisor, beside what clients are told."""
         clients = self._clients
         match action:
             case AskLocal(name, message):
@@ -347,9 +331,8 @@ class Sidecar:
                 clients.answer_view(request, id_, view)
             case GiveAdvice(request, workers):
                 clients.answer_advice(request, workers)
-            case EndPeer(peer, reason):
-                if peer.isdigit():
-                    clients.router.put_out(int(peer), reason)
+            case actions.Report():
+                self._report(action)
 
     def _feed_scheduler(self, event: object) -> None:
         for action in self._scheduler.handle(time.monotonic_ns(), event):
@@ -394,7 +377,11 @@ class Sidecar:
             self._counted = counted
             self._mention(counted)
 
-    def _mention(self, message: Notice | Figures | FoundTasks) -> None:
+    def _tell_found(self, found: FoundTasks) -> None:
+        """Answer people, who wait for it: the supervisor asks for a few at a time."""
+        self._node.put(encode(found))
+
+    def _mention(self, message: Notice | Figures) -> None:
         """Tell the daemon what nothing depends on, unless the daemon does not read."""
         if self._node.unsent_bytes < MENTION_UNSENT_BYTES:
             self._node.put(encode(message))
@@ -409,6 +396,8 @@ def check(url: str) -> list[actions.Report]:
         raise Trouble(str(error), EXIT_CONFIGURATION) from None
     except EngineAway as error:
         return [actions.Report("cluster.away", "warning", reason=str(error))]
+    except EngineError as error:
+        raise Trouble(f"the cluster's database cannot be checked: {error}") from None
     finally:
         engine.close()
     return [actions.Report("cluster.warning", "warning", reason=each) for each in warnings]

@@ -1,42 +1,52 @@
-"""Serve the clients of one program: their port, the gateway that decides, results they are owed.
+"""Serve clients: their port, the pure part that decides (gateway or splitter), owed results.
 
-What the gateway reports is for logs, and is left out: a program has no log of ours.
+A node's sidecar is a ClientServer of a Splitter, a program without a node an AdmittingServer of a
+Gateway.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from musterd.supervisor.cluster.gateway import Gateway
 from musterd.supervisor.cluster.sidecar_events import Call, EndPeer, TellChange
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.node.engines import Engines, Job
 from musterd.supervisor.node.lookups import Lookups
-from musterd.supervisor.sockets.clients import AdviceWanted, ClientPort
+from musterd.supervisor.node.relay_port import NO_HISTORY
+from musterd.supervisor.sockets.clients import ClientPort
+from musterd.supervisor.sockets.peers import AdviceWanted, HistoryWanted
+
+
+class Core(Protocol):
+    """What decides for clients."""
+
+    def handle(self, now_ns: int, event: object) -> Sequence[object]: ...
+    def next_deadline(self) -> int | None: ...
+    def submits_of(self, peer: bytes) -> bool: ...
 
 
 class ClientServer:
     def __init__(
         self,
-        gateway: Gateway,
+        core: Core,
         clients: ClientPort,
         engines: Engines,
-        admit: Callable[[events.TasksSubmitted], events.TasksSubmitted | None],
+        do_other: Callable[[object], None],
     ) -> None:
-        """`admit` refuses tasks, and completes the others; None: not before `go_on`."""
-        self._gateway = gateway
+        """`do_other` performs the actions of the core that are not for clients or the engine."""
+        self._core = core
         self._clients = clients
         self._engines = engines
-        self._admit = admit
-        self._held: deque[object] | None = None  # what waits for `go_on`: at most one turn
-        self._lookups = Lookups(engines, clients, self.feed, gateway.submits_of)
+        self._do_other = do_other
+        self._lookups = Lookups(engines, clients, self.feed, core.submits_of)
         self.fileno = clients.fileno
-        self.next_deadline = gateway.next_deadline
+        self.next_deadline = core.next_deadline
 
     @property
     def behind(self) -> bool:
         """Whether the next turn must not sleep."""
-        return self._clients.behind and self._held is None
+        return self._clients.behind
 
     @property
     def connections(self) -> int:
@@ -44,30 +54,12 @@ class ClientServer:
 
     def hear(self) -> None:
         """Take what clients have sent."""
-        if self._held is None:
-            for event in self._clients.receive(time.time_ns()):
-                self._take(event)
-
-    def go_on(self) -> None:
-        """Go on with what could not be admitted."""
-        held, self._held = self._held or (), None
-        for event in held:
+        for event in self._clients.receive(time.time_ns()):
             self._take(event)
 
     def _take(self, event: object) -> None:
-        """Hand what a client wants to the gateway."""
-        if self._held is not None:
-            self._held.append(event)
-        elif isinstance(event, events.TasksSubmitted):
-            admitted = self._admit(event)
-            if admitted is None:
-                self._held = deque([event])
-            else:
-                self.feed(admitted)
-        elif isinstance(event, AdviceWanted):
-            self._clients.advise(event, {})  # supervisors know their memory, and are not asked
-        else:
-            self.feed(event)
+        """Hand what a client wants to the core."""
+        self.feed(event)
 
     def settle(self) -> None:
         """Send what waits, at the end of each turn of the loop."""
@@ -76,13 +68,16 @@ class ClientServer:
             self._take(lost)
         self._lookups.pump()
 
-    def tidy_up(self) -> None:
-        """Look after slow clients, once a second."""
-        self._clients.tidy_up(self._lookups.awaited_bytes)
+    def tidy_up(self, awaited_bytes: int = 0) -> None:
+        """Look after slow clients, once a second.
+
+        `awaited_bytes`: a client waits for so much, because others hold too much.
+        """
+        self._clients.tidy_up(max(awaited_bytes, self._lookups.awaited_bytes))
         self._lookups.try_again()
 
     def feed(self, event: object) -> None:
-        for action in self._gateway.handle(time.monotonic_ns(), event):
+        for action in self._core.handle(time.monotonic_ns(), event):
             self._do(action)
 
     def _do(self, action: object) -> None:
@@ -111,3 +106,55 @@ class ClientServer:
             case EndPeer(peer, reason):
                 if peer.isdigit():
                     clients.router.put_out(int(peer), reason)
+            case _:
+                self._do_other(action)
+
+
+class AdmittingServer(ClientServer):
+    """Serves the clients of one program; submits may have to wait for what nodes declare."""
+
+    def __init__(
+        self,
+        core: Core,
+        clients: ClientPort,
+        engines: Engines,
+        admit: Callable[[events.TasksSubmitted], events.TasksSubmitted | None],
+    ) -> None:
+        """`admit` refuses tasks, and completes the others; None: not before `go_on`."""
+        super().__init__(core, clients, engines, _leave_out)
+        self._admit = admit
+        self._held: deque[object] | None = None  # what waits for `go_on`: at most one turn
+
+    @property
+    def behind(self) -> bool:
+        return super().behind and self._held is None
+
+    def hear(self) -> None:
+        if self._held is None:
+            super().hear()
+
+    def go_on(self) -> None:
+        """Go on with what could not be admitted."""
+        held, self._held = self._held or (), None
+        for event in held:
+            self._take(event)
+
+    def _take(self, event: object) -> None:
+        if self._held is not None:
+            self._held.append(event)
+        elif isinstance(event, events.TasksSubmitted):
+            admitted = self._admit(event)
+            if admitted is None:
+                self._held = deque([event])
+            else:
+                self.feed(admitted)
+        elif isinstance(event, AdviceWanted):
+            self._clients.advise(event, {})  # supervisors know their memory, and are not asked
+        elif isinstance(event, HistoryWanted):
+            self._clients.recall(event, [], NO_HISTORY)
+        else:
+            self.feed(event)
+
+
+def _leave_out(_action: object) -> None:
+    """Reports are for logs: a program has no log of ours."""

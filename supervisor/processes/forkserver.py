@@ -193,6 +193,8 @@ class _ForkServer:
             threads=self._setup.worker_settings.threads,
             cache_seconds=self._setup.worker_settings.cache_seconds,
             cache_entries=self._setup.worker_settings.cache_entries,
+            sessions=self._setup.worker_settings.sessions,
+            artefacts=self._setup.worker_settings.artefacts,
         )
         return code
 

@@ -27,6 +27,8 @@ class WorkerSettings(Struct, array_like=True, frozen=True):
     threads: dict[str, int] = {}  # of executors, by name; others keep their default
     cache_seconds: float = 0.0  # of cached functions without a ttl; 0: their default
     cache_entries: int = 0
+    sessions: bytes = b""  # ipc/secrets/sessions.py: with a key, so it is in no environment
+    artefacts: bytes = b""  # ipc/wire/artefacts.py: Keep; empty: none are kept
 
 
 class ForkServerSetup(Struct, array_like=True, tag="setup", frozen=True):

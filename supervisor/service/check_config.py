@@ -16,18 +16,20 @@ from typing import Any
 import msgspec
 
 from musterd.ipc.client.taskspec import encode_args
-from musterd.ipc.errors import ConfigurationError, InvalidTask
+from musterd.ipc.errors import ConfigurationError, InvalidTask, SessionError
 from musterd.ipc.secrets.reference import from_json
+from musterd.ipc.secrets.sessions import check_library
 from musterd.ipc.wire.messages import USUAL
 from musterd.supervisor.config import cluster
 from musterd.supervisor.config.alerts import machine_problems
 from musterd.supervisor.config.events import EventsConfig
 from musterd.supervisor.config.http import HttpConfig, check_extra
 from musterd.supervisor.config.pool import PoolConfig
-from musterd.supervisor.config.schema import Config, SupervisorConfig
-from musterd.supervisor.config.sources import dotted, one_line, shown
+from musterd.supervisor.config.schema import ClassConfig, Config, SupervisorConfig, TargetConfig
+from musterd.supervisor.config.sources import Key, dotted, one_line, shown
 from musterd.supervisor.processes.cleanup import CHECK, COMMAND
 from musterd.supervisor.processes.environment import inherited
+from musterd.supervisor.settings.sessions import find_key, sessions_of
 from musterd.supervisor.settings.worker_environment import given
 from musterd.supervisor.sockets.listen import group_id_of
 from musterd.supervisor.system import directories
@@ -65,6 +67,7 @@ def _all(config: Config) -> Iterator[Found]:
     environments = [given(name, pool, config) for name, pool in config.pools.items()]
     for key, name in _named_exceptions(config):
         yield from _of_name(key, name, f"exception={name}", environments or [{}])
+    yield from _of_sessions(config)
     for name in config.supervisor.cleanup:
         if problem := _function_problem(name):
             yield "supervisor.cleanup", _line("supervisor.cleanup", name, problem)
@@ -193,20 +196,49 @@ def _ask(
 def _named_strategies(config: Config) -> Iterator[Found]:
     """Yield the functions named as retry strategies, and where."""
     named = [("retry.strategy", config.retry.strategy)]
-    for table, entries in (("classes", config.classes), ("targets", config.targets)):
-        named += [
-            (dotted((table, name, "retry", "strategy")), each.retry.strategy or "")
-            for name, each in entries.items()
-        ]
+    named += [
+        (dotted((*path, "retry", "strategy")), each.retry.strategy or "")
+        for path, each in _sites_and_classes(config)
+    ]
     return ((key, name) for key, name in named if ":" in name)
 
 
 def _named_exceptions(config: Config) -> Iterator[Found]:
-    for table, entries in (("classes", config.classes), ("targets", config.targets)):
-        for name, each in entries.items():
-            for exception in each.counts or ():
-                if exception != USUAL and ":" in exception:
-                    yield dotted((table, name, "counts")), exception
+    for path, each in _sites_and_classes(config):
+        for exception in each.counts or ():
+            if exception != USUAL and ":" in exception:
+                yield dotted((*path, "counts")), exception
+
+
+def _sites_and_classes(config: Config) -> Iterator[tuple[Key, ClassConfig | TargetConfig]]:
+    for name, of_class in config.classes.items():
+        yield ("classes", name), of_class
+    yield ("target_defaults",), config.target_defaults
+    for name, target in config.targets.items():
+        yield ("targets", name), target
+
+
+def _of_sessions(config: Config) -> Iterator[Found]:
+    """Yield why sessions cannot be encrypted, or their logins not be imported."""
+    if not config.sessions.named:
+        return
+    try:
+        check_library()
+        find_key(config)
+    except (SessionError, ConfigurationError) as error:
+        yield "sessions", str(error)
+    for name, session in config.sessions.named.items():
+        pools = [
+            given(each, pool, config)
+            for each, pool in config.pools.items()
+            if name in sessions_of(each, pool, config)
+        ]
+        key = dotted(("sessions", name, "login"))
+        if not pools:
+            where = dotted(("sessions", name))
+            yield key, f"key '{where}': no pool may use it: see pools.*.sessions"
+        elif session.login:
+            yield from _of_name(key, session.login, f"function={session.login}", pools)
 
 
 def _of_name(

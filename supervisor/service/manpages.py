@@ -51,7 +51,8 @@ _TOML_TEXT = """\
 The configuration of musterd(8). Later wins, key by key: the defaults, this file, the files in
 /etc/musterd/musterd.d in the order of their names, the profile, environment variables
 MUSTERD_SECTION__KEY=value, and --set section.key=value. An unknown key is an error. Durations are
-written as "500ms", "30s", "5m"; sizes as "400M", "2G"; shares as "70%"; rates as "1/s".
+written as "500ms", "30s", "5m"; sizes as "400M", "2G"; shares as "70%"; rates as "1/s". The section
+target_defaults has the keys of targets.NAME, for every target.
 """
 _ROW = re.compile(r"^\| `([a-z]+\.[A-Za-z_.]+)` \| (.+?) \| (.+) \|$", re.MULTILINE)
 

@@ -15,9 +15,11 @@ from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import Config
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import FleetPolicy
+from musterd.supervisor.core.model.schedule_events import AddedSchedule
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.log import log
 from musterd.supervisor.service.systemd_status import SystemdStatus
+from musterd.supervisor.settings.added_schedules import read_added
 from musterd.supervisor.settings.diff import Difference, PoolChange, compare
 from musterd.supervisor.settings.policy import fleet_policy
 from musterd.supervisor.shell import Shell
@@ -42,6 +44,7 @@ class Read(Struct, frozen=True):
     loaded: Loaded
     difference: Difference
     policy: FleetPolicy
+    added: dict[str, AddedSchedule]  # what it makes of the schedules that were added
 
 
 Then = Callable[[Difference | Refused], None]
@@ -115,6 +118,7 @@ class Reloading:
         if request.apply:
             self._systemd_status.reloading()
         before, reread, replaced = self._loaded, self._reread, dict(self._replaced)
+        sections = dict(self._shell.fleet.added.sections)
         for pool in request.again:
             replaced[pool] = replaced.get(pool, 0) + 1
 
@@ -122,7 +126,10 @@ class Reloading:
             try:
                 loaded = reread()
                 difference = compare(before, loaded)
-                return Read(loaded, difference, fleet_policy(difference.in_force, replaced))
+                config = difference.in_force
+                policy = fleet_policy(config, replaced, loaded.origins)
+                added = {name: read_added(config, name, each) for name, each in sections.items()}
+                return Read(loaded, difference, policy, added)
             except ConfigurationError as error:
                 return Refused(str(error))
 
@@ -154,7 +161,15 @@ class Reloading:
             changes=", ".join(change.key for change in difference.changes) or "none",
             needs_restart=", ".join(difference.restart) or "none",
         )
-        self._shell.feed(events.PolicyChanged(read.policy))
+        # Some may have been put while the thread read.
+        sections = self._shell.fleet.added.sections
+        late = {
+            name: read_added(in_force, name, section)
+            for name, section in sections.items()
+            if name not in read.added or read.added[name].section != section
+        }
+        added = [late.get(name) or read.added[name] for name in sections]
+        self._shell.feed(events.PolicyChanged(read.policy, added))
         known = {change.name for change in difference.pools}
         extra = [PoolChange(name, "rolls") for name in again if name not in known]
         # A pool whose last replacement was given up is tried again, changed or not.

@@ -4,6 +4,6 @@
 processes; `diff` says what a reload would change.
 
 May import: alerts, config, core.model, ipc.client, ipc.errors, ipc.resilience, ipc.secrets,
-ipc.wire, processes, sockets, system.
+ipc.watching, ipc.wire, processes, sockets, system.
 Not for: reading files (config).
 """

@@ -24,8 +24,9 @@ BUILT_IN = "built-in"
 # Everything else needs a restart: the daemon uses it once, when it starts.
 _CHANGEABLE_SECTIONS = frozenset(
     {
-        *("retry", "breaker", "classes", "targets", "cache", "memory"),
+        *("retry", "breaker", "classes", "target_defaults", "targets", "cache", "memory"),
         *("debounce", "executors", "monitor", "http", "events", "pools", "schedule", "alerts"),
+        "sessions",
     }
 )
 _CHANGEABLE_KEYS = frozenset(
@@ -101,13 +102,16 @@ def _pools(old: Config, new: Config) -> list[PoolChange]:
         before, after = old.pools.get(name), new.pools.get(name)
         was_there = before is not None and before.enabled
         is_there = after is not None and after.enabled
-        if before == after or not (was_there or is_there):
+        if not (was_there or is_there):
+            continue
+        rolls = was_there and is_there and _build(old, name) != _build(new, name)
+        if before == after and not rolls:
             continue
         if not was_there or before is None:
             effect = ADDED
         elif not is_there or after is None:
             effect = REMOVED
-        elif build_of(before) != build_of(after):
+        elif rolls:
             effect = ROLLS
         elif any(getattr(before, key) != getattr(after, key) for key in _SIZES):
             effect = SCALES
@@ -139,7 +143,11 @@ def _makes_build(name: str, field: str, old: Config, new: Config) -> bool:
     fields = {each.encode_name: each.name for each in structs.fields(type(before))}
     attribute = fields[top]
     mixed = structs.replace(before, **{attribute: getattr(after, attribute)})
-    return build_of(mixed) != build_of(before)
+    return build_of(name, mixed, old) != build_of(name, before, old)
+
+
+def _build(config: Config, name: str) -> str:
+    return build_of(name, config.pools[name], config)
 
 
 def _in_force(old: Config, new: Config, changes: list[Change]) -> Config:

@@ -10,11 +10,14 @@ from msgspec import Struct, structs
 from musterd.ipc.client.taskspec import encode_args, key_of
 from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
 from musterd.ipc.secrets.reference import from_json
+from musterd.ipc.watching.rules import Rules, encode_rules
 from musterd.ipc.wire.messages import NOT_GIVEN, PRIORITY_NAMES
+from musterd.supervisor.config.bulk import by_precision, is_pattern
 from musterd.supervisor.config.kinds import STRATEGIES
 from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import (
     BreakerConfig,
+    BreakerOverride,
     ClassConfig,
     Config,
     RetryConfig,
@@ -27,6 +30,7 @@ from musterd.supervisor.config.schema import (
 )
 from musterd.supervisor.config.section import Section
 from musterd.supervisor.config.timezones import time_zone
+from musterd.supervisor.config.watching import parse_step, rules_of
 from musterd.supervisor.core.model.policy import (
     CachePolicy,
     FleetPolicy,
@@ -36,11 +40,14 @@ from musterd.supervisor.core.model.policy import (
     RestartPolicy,
     ScalingPolicy,
     SchedulePolicy,
+    SessionPolicy,
     TargetPolicy,
+    WatchPolicy,
 )
 from musterd.supervisor.core.model.timing import Cron, Every, Timing
 from musterd.supervisor.processes.forkserver_messages import WorkerSettings
 from musterd.supervisor.settings.node import node_settings
+from musterd.supervisor.settings.sessions import session_rules, sessions_of
 from musterd.supervisor.settings.sidecars import alert_settings, publisher_settings, web_settings
 from musterd.supervisor.sockets.declarations import site_of
 from musterd.supervisor.system import descriptors
@@ -49,14 +56,21 @@ T = TypeVar("T", bound=Struct)
 
 BEATS_PER_TIMEOUT = 6  # heartbeats that must be missing before a worker is taken for dead
 BEAT_SECONDS_MAX = 2.0
+RULES_DIGITS = 16
 BUILD_DIGITS = 16  # enough to tell builds of one pool apart
 
 
-def fleet_policy(config: Config, replaced: Mapping[str, int] | None = None) -> FleetPolicy:
+def fleet_policy(
+    config: Config,
+    replaced: Mapping[str, int] | None = None,
+    origins: Mapping[str, str] | None = None,
+) -> FleetPolicy:
     """Return the policy of the whole fleet.
 
-    `replaced` changes the build of pools whose workers are to be replaced in any case.
+    `replaced` changes the build of pools whose workers are to be replaced in any case; `origins`
+    says which file a schedule is from.
     """
+    files = origins or {}
     config = inherited(config)
     retry = config.retry
     again = replaced or {}
@@ -64,7 +78,7 @@ def fleet_policy(config: Config, replaced: Mapping[str, int] | None = None) -> F
         FleetPolicy,
         config.supervisor,
         pools=tuple(
-            _pool_policy(name, pool, again.get(name, 0), clustered=config.cluster.shares(name))
+            _pool_policy(name, pool, config, again.get(name, 0))
             for name, pool in config.pools.items()
             if pool.enabled
         ),
@@ -75,15 +89,29 @@ def fleet_policy(config: Config, replaced: Mapping[str, int] | None = None) -> F
             name: _breaker(over(config.breaker, each.breaker))
             for name, each in config.classes.items()
         },
-        targets={name: _target(config, each) for name, each in config.targets.items()},
-        target=TargetPolicy() if retry.budget else TargetPolicy(retry_share=None),
+        targets={
+            name: _target(config, each)
+            for name, each in config.targets.items()
+            if not is_pattern(name)
+        },
+        patterns=tuple(
+            (name, _target(config, config.targets[name]))
+            for name in by_precision([name for name in config.targets if is_pattern(name)])
+        ),
+        target=_any_target(config),
         cache=CachePolicy(
             config.cache.enabled,
             config.debounce.enabled,
             config.cache.entries,
             config.cache.bytes_max,
         ),
-        schedules=tuple(_schedule(name, each) for name, each in config.schedule.items()),
+        schedules=tuple(
+            schedule_policy(name, each, files.get(f"schedule.{name}.task", ""))
+            for name, each in config.schedule.items()
+        ),
+        sessions={
+            name: SessionPolicy(each.concurrent) for name, each in config.sessions.named.items()
+        },
         memory=_same(
             MemoryPolicy,
             config.memory,
@@ -162,6 +190,15 @@ def _target(config: Config, target: TargetConfig) -> TargetPolicy:
     )
 
 
+def _any_target(config: Config) -> TargetPolicy:
+    """Return the policy of targets without a section; the classes of their tasks choose a breaker,
+    unless [target_defaults] does."""
+    own = config.target_defaults
+    policy = _target(config, own)
+    chosen = own.policy or own.breaker != BreakerOverride()
+    return policy if chosen else structs.replace(policy, breaker=None)
+
+
 def _scaling(pool: PoolConfig) -> ScalingPolicy | None:
     """Return the bounds of a pool that scales; a bound that is not given is the size."""
     low = pool.min if pool.min is not None else pool.size
@@ -188,9 +225,15 @@ def worker_settings_of(pool: PoolConfig) -> WorkerSettings:
     )
 
 
-def build_of(pool: PoolConfig) -> str:
+def build_of(name: str, pool: PoolConfig, config: Config) -> str:
     """Return a name for what a pool's workers are made of: all that a fork server is told."""
-    parts = (
+    given = config.sessions
+    rules = {
+        each: structs.replace(rule, concurrent=0 if rule.concurrent == 1 else 2)
+        for each, rule in session_rules(name, pool, config).items()
+    }
+    sessions = (rules, given.key_secret, given.key_file) if rules else ()
+    parts: tuple[object, ...] = (
         pool.worker,
         pool.options,
         pool.env,
@@ -198,7 +241,7 @@ def build_of(pool: PoolConfig) -> str:
         pool.secrets,
         worker_settings_of(pool),
     )
-    return _build(parts)
+    return _build((*parts, sessions) if sessions else parts)
 
 
 def _build(parts: object) -> str:
@@ -206,14 +249,15 @@ def _build(parts: object) -> str:
     return sha256(encoded).hexdigest()[:BUILD_DIGITS]
 
 
-def _pool_policy(name: str, pool: PoolConfig, replaced: int, *, clustered: bool) -> PoolPolicy:
+def _pool_policy(name: str, pool: PoolConfig, config: Config, replaced: int) -> PoolPolicy:
     backoff = _same(BackoffPolicy, pool.restart)
     return _same(
         PoolPolicy,
         pool,
         name=name,
-        build=f"{build_of(pool)}.{replaced}",
-        clustered=clustered,
+        build=f"{build_of(name, pool, config)}.{replaced}",
+        clustered=config.cluster.shares(name),
+        sessions=tuple(sessions_of(name, pool, config)),
         cache_ns=pool.cache_ttl_ns or 0,
         debounce_ns=pool.debounce_window_ns or 0,
         scaling=_scaling(pool),
@@ -221,10 +265,10 @@ def _pool_policy(name: str, pool: PoolConfig, replaced: int, *, clustered: bool)
     )
 
 
-def _schedule(name: str, schedule: ScheduleConfig) -> SchedulePolicy:
+def schedule_policy(name: str, schedule: ScheduleConfig, origin: str = "") -> SchedulePolicy:
     key, args = schedule.key, from_json(schedule.args)
     if not key and (schedule.cache_ns or schedule.debounce_ns):
-        key = key_of(schedule.task, args)
+        key = key_of(schedule.task, args, schedule.session)
     return _same(
         SchedulePolicy,
         schedule,
@@ -237,6 +281,24 @@ def _schedule(name: str, schedule: ScheduleConfig) -> SchedulePolicy:
         },
         key=key,
         notify=bool(schedule.notify),
+        origin=origin,
+        watching=_watching(schedule),
+    )
+
+
+def _watching(schedule: ScheduleConfig) -> WatchPolicy:
+    if not schedule.notify:
+        return WatchPolicy()
+    rules = rules_of(schedule)
+    encoded = encode_rules(rules)
+    by, by_share = parse_step(schedule.by) if schedule.by else (0.0, False)
+    return _same(
+        WatchPolicy,
+        schedule,
+        rules=encoded,
+        name=sha256(encoded).hexdigest()[:RULES_DIGITS] if rules != Rules() else "",
+        by=by,
+        by_share=by_share,
     )
 
 

@@ -141,6 +141,8 @@ def _target(policy: TargetPolicy, retry: RetryConfig, breaker: BreakerConfig) ->
         on_open=policy.on_open or None,
         fallback_on=policy.fallback_on or None,
         counts=policy.counts,
+        proxies=policy.proxies,
+        robots=policy.robots,
         retry=own,
         breaker=_override(BreakerOverride, breaker, its_breaker),
         **share,

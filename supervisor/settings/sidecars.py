@@ -76,7 +76,13 @@ def alert_settings(config: Config) -> AlertSettings:
         ],
         destinations={
             name: Destination(
-                alert.url, alert.url_file, alert.url_secret, alert.command, alert.timeout_ns
+                alert.url,
+                alert.url_file,
+                alert.url_secret,
+                alert.command,
+                alert.timeout_ns,
+                alert.title,
+                alert.body,
             )
             for name, alert in enabled.items()
         },

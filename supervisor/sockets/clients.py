@@ -19,11 +19,10 @@ from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
 
-from msgspec import Struct
-
 from musterd import __version__
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.codec import decode_client, encode
+from musterd.ipc.wire.history import Entries, HistoryEntry
 from musterd.ipc.wire.messages import (
     CLIENT_BYTES_MAX,
     PROTOCOL,
@@ -35,6 +34,7 @@ from musterd.ipc.wire.messages import (
     Fault,
     Follow,
     Hello,
+    History,
     Inspect,
     Inspected,
     Invalidate,
@@ -51,8 +51,17 @@ from musterd.ipc.wire.messages import (
 from musterd.ipc.wire.messages import Accepted as AcceptedMessage
 from musterd.ipc.wire.messages import Missing as MissingMessage
 from musterd.ipc.wire.router import TURN_BYTES, Router
+from musterd.ipc.wire.schedule_messages import (
+    INVALID_SCHEDULE,
+    ScheduleAnswer,
+    ScheduleMessage,
+    Schedules,
+    ScheduleView,
+    ShowSchedules,
+)
 from musterd.ipc.wire.zmtp import BUFFER_BYTES, Message
 from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.watching import HISTORY_BYTES_MAX
 from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.core.tasks.client_limits import (
     ALL_BYTES_MAX,
@@ -65,8 +74,16 @@ from musterd.supervisor.core.tasks.client_limits import (
     Holding,
 )
 from musterd.supervisor.log import log
+from musterd.supervisor.sockets import schedule_requests
 from musterd.supervisor.sockets.listen import adopt, listen
-from musterd.supervisor.sockets.lookups import Inspection, Owed
+from musterd.supervisor.sockets.owed import Inspection
+from musterd.supervisor.sockets.peers import (
+    AdviceWanted,
+    HistoryWanted,
+    Peer,
+    Request,
+    SchedulesWanted,
+)
 from musterd.supervisor.system import descriptors
 
 BACKLOG = 4096  # connections not accepted yet: more than one process may open by default
@@ -77,48 +94,6 @@ PROGRESS_BYTES_MAX = 64 * 1024  # with more than this unsent, a peer is told the
 FAULT_CHARS_MAX = 500  # of the answer to a malformed message
 MODE = 0o660
 PRIVATE_MODE = 0o600
-
-
-class Peer:
-    """One connection that has sent something."""
-
-    __slots__ = (
-        "complained", "epoch", "faults", "follows", "gone", "greeted", "known", "looks", "moved",
-        "name", "number", "owed", "pending", "session", "slow", "waited",
-    )  # fmt: skip
-
-    def __init__(self, number: int, epoch: str) -> None:
-        self.number = number
-        self.name = b"%d" % number  # for the core
-        self.epoch = epoch
-        self.session = ""  # the name of its client, which has one connection at a time
-        self.greeted = False  # it has said hello, or was told to
-        self.known = False  # the core may know its name
-        self.gone = False
-        self.follows = False  # it follows changes and waits for the first answer
-        self.pending = 0  # bytes of requests that are under way
-        self.owed = Owed()
-        self.faults = 0
-        self.complained = False
-        self.moved = 0  # what Router.moved() returned last ...
-        self.looks = 0  # ... and how many times in a row
-        self.waited = 0  # bytes that waited at the last look ...
-        self.slow = 0  # ... and at how many looks in a row fewer than those had moved
-
-
-class Request(Struct, frozen=True, gc=False):
-    """A request that the core answers with an Acknowledge."""
-
-    peer: Peer
-    number: int | None  # the client's own number; None: it wants no answer
-    bytes: int
-
-
-class AdviceWanted(Struct, frozen=True, gc=False):
-    """A client asks how many workers each pool should have."""
-
-    peer: Peer
-    request: int
 
 
 class ClientPort:
@@ -145,6 +120,7 @@ class ClientPort:
         )
         self.fileno = self.router.fileno
         self.close = self.router.close
+        self.no_schedules = ""  # why clients cannot put or see schedules here
         self.malformed = 0
         self.pending = 0  # bytes of requests under way, of all connections
         self.ready: OrderedDict[Peer, None] = OrderedDict()  # peers that read and are owed results
@@ -263,6 +239,9 @@ class ClientPort:
             self._owe(peer, [Inspection(message.request, message.id)])
         elif type(message) is Advise:
             event = AdviceWanted(peer, message.request)
+        elif type(message) is History:
+            token = self._begin(peer, message.request, size + HISTORY_BYTES_MAX)
+            event = HistoryWanted(token, message)
         elif type(message) is Invalidate:
             event = events.InvalidateRequested(message.key, message.prefix)
         elif type(message) is Follow:
@@ -270,15 +249,30 @@ class ClientPort:
             if not peer.follows:
                 peer.follows = True
                 event = events.ChangesFollowed(name)
+        elif isinstance(message, ScheduleMessage):
+            event = self._about_schedules(peer, message, size)
         else:  # from a newer client, perhaps
             self._blame(peer, f"a {type(message).__name__}, which means nothing here")
         return event
 
-    def _begin(self, peer: Peer, number: int | None, size: int) -> int:
+    def _about_schedules(self, peer: Peer, message: ScheduleMessage, size: int) -> object | None:
+        if self.no_schedules:
+            refusal = Rejection("", INVALID_SCHEDULE, self.no_schedules)
+            self._send(peer, encode(ScheduleAnswer(message.request, [refusal])))
+            return None
+        if isinstance(message, ShowSchedules):
+            return SchedulesWanted(peer, message)
+        if problem := schedule_requests.problem_of(message):
+            self._blame(peer, problem)
+            return None
+        token = self._begin(peer, message.request, size, schedules=True)
+        return schedule_requests.event_of(peer.name, token, message)
+
+    def _begin(self, peer: Peer, number: int | None, size: int, *, schedules: bool = False) -> int:
         """Charge a request to its connection; return the token that the core answers to."""
         token = next(self._tokens)
         size += REQUEST_BYTES
-        self._requests[token] = Request(peer, number, size)
+        self._requests[token] = Request(peer, number, size, schedules)
         self.charge(peer, size)
         return token
 
@@ -439,7 +433,8 @@ class ClientPort:
             return
         self.charge(request.peer, -request.bytes)
         if request.number is not None:
-            self._send(request.peer, encode(AcceptedMessage(request.number, rejected)))
+            answer = ScheduleAnswer if request.schedules else AcceptedMessage
+            self._send(request.peer, encode(answer(request.number, rejected)))
 
     def drop(self, token: int, reason: str) -> None:
         """End the connection of a request that cannot be answered: the client asks again."""
@@ -537,8 +532,28 @@ class ClientPort:
         for peer in list(self._followers.values()):
             self._send(peer, frame)
 
+    def show_schedules(
+        self, wanted: SchedulesWanted, schedules: list[ScheduleView], more: bool
+    ) -> None:
+        self._send(wanted.peer, encode(Schedules(wanted.message.request, schedules, more)))
+
     def advise(self, wanted: AdviceWanted, workers: dict[str, int]) -> None:
         self._send(wanted.peer, encode(Advice(wanted.request, workers)))
+
+    def recall(
+        self,
+        wanted: HistoryWanted,
+        entries: list[HistoryEntry],
+        error: str = "",
+        *,
+        unknown: bool = False,
+    ) -> None:
+        """Answer the question for results of a schedule."""
+        request = self._requests.pop(wanted.token, None)
+        if request is not None:
+            self.charge(request.peer, -request.bytes)
+            answer = Entries(wanted.question.request, entries, error, unknown)
+            self._send(request.peer, encode(answer))
 
     def _send(self, peer: Peer, frame: bytes) -> None:
         """Send, or drop a peer that does not read: it asks again on its next connection."""

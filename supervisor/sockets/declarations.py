@@ -69,7 +69,7 @@ class Declarations:
         if asks and not key:
             try:
                 arguments = msgspec.msgpack.decode(spec.args)
-                key = derived_key(spec.name, _encode_sorted(arguments))
+                key = derived_key(spec.name, _encode_sorted(arguments) + spec.session.encode())
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError):
                 return spec  # the worker will say what is wrong with the arguments
         return structs.replace(spec, key=key, cache_ns=cache_ns, debounce_ns=debounce_ns)

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.wire.messages import (
+    FAILED,
     QUEUED,
     RUNNING,
     WAITING,
@@ -25,7 +26,8 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.supervisor.core.model.actions import Fact, Persist
 from musterd.supervisor.core.model.counters import Histogram
-from musterd.supervisor.core.model.events import OnDisk, Recovered
+from musterd.supervisor.core.model.events import Recovered
+from musterd.supervisor.core.model.on_disk import OnDisk
 
 # Tasks in one list: a page for people, not an export, plus one task which tells that there are
 # more.
@@ -37,6 +39,8 @@ RECOVERED_AT_ONCE = 1000  # tasks in memory besides those of the queue, however 
 # that raised. A task may have a thousand attempts.
 ATTEMPTS_KEPT = 20
 TRACEBACK_CHARS_KEPT = 4 * 1024
+# State, for lists, of a task that failed because its site was shut, which its caller asked for.
+REFUSED = "refused"
 WALL_NS_MAX = 2**63 - 1  # the greatest integer of SQLite: the year 2262
 
 
@@ -56,6 +60,13 @@ class StoredTask(Struct, frozen=True, gc=False):
     submitted_wall_ns: int
     finished_wall_ns: int = 0
     attempts: list[FailedAttempt] = []  # only if the query wants attempts
+
+
+def listed_state(outcome: Outcome) -> str:
+    """Return the state that lists find a task by: failed tasks that are no dead letters have one of
+    their own."""
+    refused = outcome.failure is not None and outcome.failure.refused
+    return REFUSED if refused and outcome.state == FAILED else outcome.state
 
 
 # -- queries: each says by its base what its answer is --------------------------------------------
@@ -113,6 +124,7 @@ class ListFinished(Query[list[StoredTask]], frozen=True, gc=False):
     state: str | None
     pool: str | None
     limit: int
+    dead: bool = False  # of the failed ones, only those that wait for a person: dead letters
 
 
 class ListLive(Query[list[StoredTask]], frozen=True, gc=False):
@@ -141,6 +153,13 @@ class FindFact(Query[bytes | None], frozen=True, gc=False):
 
     kind: str
     key: str
+
+
+class FindFacts(Query[list[bytes | None]], frozen=True, gc=False):
+    """Look up the values of facts of one kind, in the order of their keys; None for no fact."""
+
+    kind: str
+    keys: list[str]
 
 
 class Withdraw(Query[list[int]], frozen=True, gc=False):

@@ -20,11 +20,14 @@ from musterd.supervisor.core.model.actions import (
     ReopenRecord,
 )
 from musterd.supervisor.core.model.counters import Histogram
-from musterd.supervisor.core.model.events import OnDisk, Recovered
+from musterd.supervisor.core.model.events import Recovered
+from musterd.supervisor.core.model.on_disk import OnDisk
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
+    REFUSED,
     FindFact,
+    FindFacts,
     FindSome,
     FindStranded,
     FindTasks,
@@ -43,6 +46,7 @@ from musterd.supervisor.store.interface import (
     Withdraw,
     fact_end_ns,
     kept_failure,
+    listed_state,
     live_state,
     pool_of,
     time_left_ns,
@@ -80,6 +84,9 @@ class MemoryStore:
             ListLive: self._list_live,
             FindStranded: self._find_stranded,
             FindFact: self._find_fact,
+            FindFacts: lambda query: [
+                self._find_fact(FindFact(query.kind, key)) for key in query.keys
+            ],
             Withdraw: lambda _: [],  # a task never waits to be written
             Purge: self._purge,
         }
@@ -159,7 +166,9 @@ class MemoryStore:
         matching = (
             without_payload(self._stored(final, wall_ns))
             for final, wall_ns in reversed(self._finished.values())
-            if state in (None, final.outcome.state) and pool in (None, pool_of(final.spec))
+            if state in (None, final.outcome.state)
+            and pool in (None, pool_of(final.spec))
+            and not (query.dead and listed_state(final.outcome) == REFUSED)
         )
         return list(islice(matching, min(query.limit, LIST_TASKS_MAX)))
 

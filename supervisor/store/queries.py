@@ -12,15 +12,17 @@ from typing import Any
 
 import msgspec
 
-from musterd.ipc.wire.messages import SUCCEEDED, FailedAttempt
-from musterd.supervisor.core.model.events import OnDisk
+from musterd.ipc.wire.messages import FAILED, SUCCEEDED, FailedAttempt
+from musterd.supervisor.core.model.on_disk import OnDisk
 from musterd.supervisor.store.file import connect_reader
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     LIST_TASKS_MAX,
     PAGE_BYTES_MAX,
     RECOVERED_AT_ONCE,
+    REFUSED,
     FindFact,
+    FindFacts,
     FindSome,
     FindStranded,
     FindTasks,
@@ -80,7 +82,9 @@ class Reader:
         self._connection.close()
 
 
-def answer(connection: sqlite3.Connection, query: Query[Any], wall_ns: int) -> object:
+def answer(  # noqa: PLR0911 - one for each query
+    connection: sqlite3.Connection, query: Query[Any], wall_ns: int
+) -> object:
     """Return the answer to a query that only reads."""
     match query:
         case FindTasks() | FindSome():
@@ -94,7 +98,9 @@ def answer(connection: sqlite3.Connection, query: Query[Any], wall_ns: int) -> o
         case FindStranded():
             return _stranded(connection, query, wall_ns)
         case FindFact():
-            return _fact(connection, query, wall_ns)
+            return _fact(connection, query.kind, query.key, wall_ns)
+        case FindFacts():
+            return [_fact(connection, query.kind, key, wall_ns) for key in query.keys]
     raise AssertionError(query)
 
 
@@ -220,35 +226,44 @@ def _with_attempts(connection: sqlite3.Connection, task: StoredTask) -> StoredTa
 
 
 def _list(connection: sqlite3.Connection, listing: ListFinished) -> list[StoredTask]:
-    """List the newest finished tasks. An index skips tasks of other states."""
+    """List the newest finished tasks."""
+    states = [listing.state]
+    if listing.state == FAILED and not listing.dead:
+        states.append(REFUSED)
+    limit = min(listing.limit, LIST_TASKS_MAX)
+    parts = [_newest(connection, state, listing.pool, limit) for state in states]
+    if listing.state in (None, SUCCEEDED):
+        after = last_number(connection) - LIST_ROWS_SEARCHED_MAX
+        found = ((number, finished_task(row)) for number, row in newest_results(connection, after))
+        parts.append(each for each in found if _is_of(each[1], listing.pool))
+    tasks = (task for _, task in merge(*parts, key=itemgetter(0), reverse=True) if task is not None)
+    return [without_payload(task) for task in islice(tasks, limit)]
+
+
+def _newest(
+    connection: sqlite3.Connection, state: str | None, pool: str | None, limit: int
+) -> Iterator[tuple[int, StoredTask | None]]:
+    """Yield the newest finished tasks in rows of their own, each with its number. An index skips
+    tasks of other states."""
     where = ""
     parameters: list[Any] = []
-    if listing.state is not None:
+    if state is not None:
         # SQLite uses the index of tasks that did not succeed only with its own condition.
-        unwell = f" AND state <> '{SUCCEEDED}'" if listing.state != SUCCEEDED else ""
+        unwell = f" AND state <> '{SUCCEEDED}'" if state != SUCCEEDED else ""
         where = f"WHERE state = ?{unwell}"
-        parameters = [listing.state]
+        parameters = [state]
     newest = f"SELECT number, pool FROM finished {where} ORDER BY number DESC LIMIT ?"
-    of_pool = "WHERE pool = ?" if listing.pool is not None else ""
+    of_pool = "WHERE pool = ?" if pool is not None else ""
     parameters.append(LIST_ROWS_SEARCHED_MAX)
-    if listing.pool is not None:
-        parameters.append(listing.pool)
-    limit = min(listing.limit, LIST_TASKS_MAX)
+    if pool is not None:
+        parameters.append(pool)
     parameters.append(limit)
     query = (
         f"SELECT number, {FINISHED_COLUMNS} FROM finished"
         f" WHERE number IN (SELECT number FROM ({newest}) {of_pool} LIMIT ?)"
         " ORDER BY number DESC"
     )
-    rows = ((row[0], row[1:]) for row in connection.execute(query, parameters))
-    numbered = ((number, finished_task(row)) for number, row in rows)
-    if listing.state in (None, SUCCEEDED):
-        after = last_number(connection) - LIST_ROWS_SEARCHED_MAX
-        found = ((number, finished_task(row)) for number, row in newest_results(connection, after))
-        results = (each for each in found if _is_of(each[1], listing.pool))
-        numbered = merge(numbered, results, key=itemgetter(0), reverse=True)
-    tasks = (task for _, task in numbered if task is not None)
-    return [without_payload(task) for task in islice(tasks, limit)]
+    return ((row[0], finished_task(row[1:])) for row in connection.execute(query, parameters))
 
 
 def _is_of(task: StoredTask | None, pool: str | None) -> bool:
@@ -316,8 +331,8 @@ def _stranded(connection: sqlite3.Connection, query: FindStranded, wall_ns: int)
     return StrandedTasks(tasks, tasks[-1].seq if len(tasks) == RECOVERED_AT_ONCE else 0)
 
 
-def _fact(connection: sqlite3.Connection, fact: FindFact, wall_ns: int) -> bytes | None:
+def _fact(connection: sqlite3.Connection, kind: str, key: str, wall_ns: int) -> bytes | None:
     query = "SELECT value, expires_at FROM facts WHERE kind = ? AND key = ?"
-    row = connection.execute(query, (fact.kind, fact.key)).fetchone()
+    row = connection.execute(query, (kind, key)).fetchone()
     value, end_ns = row or (None, 0)
     return None if 0 < end_ns <= wall_ns else value

@@ -26,13 +26,16 @@ from musterd.supervisor.core.model.actions import (
     Persist,
     ReopenRecord,
 )
-from musterd.supervisor.core.model.events import OnDisk, Recovered
+from musterd.supervisor.core.model.events import Recovered
+from musterd.supervisor.core.model.on_disk import OnDisk
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
     PAGE_BYTES_MAX,
+    REFUSED,
     StoredTask,
     fact_end_ns,
     kept_failure,
+    listed_state,
     live_state,
     log_fields,
     pool_of,
@@ -81,7 +84,8 @@ DATE_RESULTS_AGAIN = _DATE_AGAIN % ("results", "results")
 _PURGE = f"""
 DELETE FROM finished WHERE number IN (
     SELECT number FROM finished
-    WHERE state = '{FAILED}' AND state <> '{SUCCEEDED}' AND finished_at < ? %s LIMIT ?)
+    WHERE state IN ('{FAILED}', '{REFUSED}') AND state <> '{SUCCEEDED}' AND finished_at < ? %s
+    LIMIT ?)
 RETURNING seq, id
 """
 PURGE_ALL = _PURGE % ""
@@ -316,7 +320,7 @@ def live_row(new: NewRecord) -> tuple[Any, ...]:
 def finished_row(number: int, final: FinalRecord, wall_ns: int) -> tuple[Any, ...]:
     spec, outcome = final.spec, final.outcome
     return (
-        number, final.seq, spec.id, pool_of(spec), outcome.state, final.crashes,
+        number, final.seq, spec.id, pool_of(spec), listed_state(outcome), final.crashes,
         final.submitted_wall_ns, wall_ns, encode(spec), encode(outcome),
     )  # fmt: skip
 

@@ -24,7 +24,7 @@ from msgspec import Raw, Struct
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model.actions import BulkRecord, NewRecord
-from musterd.supervisor.core.model.events import OnDisk
+from musterd.supervisor.core.model.on_disk import OnDisk
 from musterd.supervisor.store.interface import pool_of
 from musterd.supervisor.store.rows import (
     SHORT_BYTES_MAX,

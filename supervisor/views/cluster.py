@@ -37,6 +37,7 @@ def cluster_status(fleet: Fleet, now_ns: int) -> ClusterStatus | None:
         lease_seconds=max(0, watch.until_ns - now_ns) / 1e9 if watch.tenure else 0.0,
         away_seconds=away_ns / 1e9,
         unreachable=watch.unreachable_since_ns is not None,
+        refusing=fleet.refuses_shared,
         reason=sidecar.reason if down else watch.reason,
         draining=watch.draining,
         policy=watch.figures.policy,

@@ -44,6 +44,10 @@ class Figures:
         self._slow_turns = 0
         self._cpu_ns = time.thread_time_ns()  # of the loop's thread
 
+    def begun(self) -> None:
+        """Note that the loop begins: the time of the start counts for no turn."""
+        self._cpu_ns = time.thread_time_ns()
+
     def turned(self, turn_ns: int) -> None:
         """Count a turn of the loop. Processor time tells a slow daemon from a busy machine."""
         self._turns.add(turn_ns)

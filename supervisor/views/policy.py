@@ -17,7 +17,7 @@ def applied_policy(fleet: Fleet, spec: TaskSpec) -> str:
     if pool is None:
         return ""
     policy = fleet.policy
-    target = policy.targets.get(spec.target, policy.target)
+    target = policy.target_of(spec.target)
     own_class = spec.policy if spec.policy in policy.classes else ""
     name = own_class or target.policy
     of_class = policy.classes.get(name, GatePolicy())

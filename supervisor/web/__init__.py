@@ -4,7 +4,7 @@ The web process speaks to the daemon over control.sock, as musterctl does: its p
 become problems of tasks. The daemon imports neither starlette nor uvicorn, nothing but
 settings/sidecars.py (and `musterd check-config` token.py).
 
-May import: api, config, ipc.errors, ipc.resilience, ipc.secrets, ipc.wire, log,
+May import: api, config, ipc.errors, ipc.resilience, ipc.secrets, ipc.watching, ipc.wire, log,
 settings, sockets, system, text.
 Not for: anything the daemon needs: this is a sidecar.
 """

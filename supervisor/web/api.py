@@ -4,6 +4,10 @@ GET  /api/live            snapshots of the fleet, as server-sent events
 GET  /api/tasks           tasks by state, pool and words: ?state=failed&pool=parser&q=shop
                           with node=NAME those of the cluster's node, with node=* those of all nodes
 GET  /api/task?id=ID      one task: attempts and history; with the token, arguments and tracebacks
+GET  /api/artefact?id=ID&name=NAME
+                          a file that a failed attempt left; needs the token
+GET  /api/changes         changes of schedules with notify in one line each, newest first
+GET  /api/history?name=N  results of a schedule that differ, newest first; with the token, the diffs
 POST /api/actions         see actions.py; needs the token
 POST /api/token           204 if the token is correct
 
@@ -11,6 +15,7 @@ The token is sent as "Authorization: Bearer TOKEN". There are no cookies: browse
 requests that other pages make.
 """
 
+import asyncio
 import sys
 from collections.abc import AsyncIterator
 from typing import Any
@@ -22,8 +27,10 @@ from starlette.routing import Route
 
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.secrets.names import is_sensitive
+from musterd.ipc.watching.difference import summary, unified_diff
 from musterd.supervisor.api import rpc
-from musterd.supervisor.api.status import TaskList, TaskStatus
+from musterd.supervisor.api.history import ChangeList, HistoryItem, HistoryList
+from musterd.supervisor.api.status import ArtefactPart, TaskList, TaskStatus
 from musterd.supervisor.config.secrets import HIDDEN, sounds_secret
 from musterd.supervisor.text.printable import printable
 from musterd.supervisor.web import actions, snapshot
@@ -43,6 +50,12 @@ LIST_FRESH_SECONDS = 2.0  # searches share one list for this long
 QUERY_CHARS_MAX = 200
 ALL_NODES = "*"  # of a cluster
 ARGUMENTS_CHARS_MAX = 4000
+CHANGES_LISTED = 20
+CHANGES_FRESH_SECONDS = 5.0  # pages share one answer for this long
+DIFF_CHARS_MAX = 20_000  # of one change; `musterctl changes --diff` shows all of it
+
+# What sites wrote must never run here, even if a browser is made to show it.
+SANDBOX = "sandbox; default-src 'none'; frame-ancestors 'none'"
 
 _STATES = frozenset(
     ("", "finished", "queued", "waiting", "running", "succeeded", "failed", "cancelled", "expired")
@@ -74,6 +87,9 @@ class Api:
             Route("/api/live", self._guarded(self.live)),
             Route("/api/tasks", self._guarded(self.tasks)),
             Route("/api/task", self._guarded(self.task)),
+            Route("/api/artefact", self._guarded(self.artefact)),
+            Route("/api/changes", self._guarded(self.changes)),
+            Route("/api/history", self._guarded(self.history)),
             Route("/api/actions", self._guarded(self.act), methods=["POST"]),
             Route("/api/token", self._guarded(self.check_token), methods=["POST"]),
         ]
@@ -165,11 +181,73 @@ class Api:
         if found.failure is not None:
             shown["error"] = f"{found.failure.type or found.failure.kind}: {found.failure.message}"
             shown["traceback"] = found.failure.traceback if entitled else ""
+        if entitled:
+            shown["artefacts"] = found.artefacts
         if entitled and found.args is not None:
             shown["args"] = self.arguments(found.args)
         shown["story"] = self._stories.of(id_)
         shown["entitled"] = entitled
         return answer(200, shown)
+
+    async def artefact(self, request: Request) -> Response:
+        """Send a file of a failed task: to be saved, never to be shown, whatever is in it."""
+        self._entitle(request)
+        query = request.query_params
+        try:
+            asked = msgspec.convert(
+                {"id": query.get("id", ""), "name": query.get("name", "")}, rpc.ReadArtefact
+            )
+        except msgspec.ValidationError as error:
+            raise Refused(400, f"invalid name of an artefact: {error}") from error
+        first = await self._part(asked)  # an error still has a status
+        # Only names that the daemon knows come here, and those have no quotes.
+        headers = {
+            "content-disposition": f'attachment; filename="{asked.name}"',
+            "content-security-policy": SANDBOX,
+            "x-content-type-options": "nosniff",
+        }
+        return StreamingResponse(
+            self._parts(asked, first), headers=headers, media_type="application/octet-stream"
+        )
+
+    async def _parts(self, asked: rpc.ReadArtefact, part: bytes) -> AsyncIterator[bytes]:
+        offset = 0
+        while part:
+            yield part
+            if len(part) < rpc.ARTEFACT_PART_BYTES:
+                return
+            offset += len(part)
+            part = await self._part(msgspec.structs.replace(asked, offset=offset))
+
+    async def _part(self, asked: rpc.ReadArtefact) -> bytes:
+        return msgspec.json.decode(await self._feed.act(asked), type=ArtefactPart).data
+
+    async def changes(self, request: Request) -> Response:
+        asked = rpc.ListChanges(limit=CHANGES_LISTED)
+        told = await self._feed.ask(asked, CHANGES_FRESH_SECONDS)
+        listed = msgspec.json.decode(told, type=ChangeList).changes
+        rows = [
+            {
+                "schedule": each.schedule,
+                "number": each.number,
+                "at": each.at,
+                "summary": each.summary,
+                "task": each.task,
+            }
+            for each in reversed(listed)
+        ]
+        return answer(200, {"rows": rows})
+
+    async def history(self, request: Request) -> Response:
+        try:
+            asked = msgspec.convert({"name": request.query_params.get("name", "")}, rpc.ShowHistory)
+        except msgspec.ValidationError as error:
+            raise Refused(400, f"invalid name of a schedule: {error}") from error
+        entitled = self._is_entitled(request)
+        told = await self._feed.ask(asked, CHANGES_FRESH_SECONDS)
+        entries = msgspec.json.decode(told, type=HistoryList).entries
+        rows = await asyncio.to_thread(history_rows, entries, with_diff=entitled)
+        return answer(200, {"name": asked.name, "rows": rows, "entitled": entitled})
 
     def arguments(self, args: Any) -> str:
         """Format arguments as JSON; hide values named like a secret, keep references to secrets."""
@@ -237,6 +315,24 @@ class Api:
     def _has_token(self, request: Request) -> bool:
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         return scheme.lower() == "bearer" and self._token.fits(given.strip())
+
+
+def history_rows(entries: list[HistoryItem], *, with_diff: bool) -> list[dict[str, Any]]:
+    """Return results of a schedule, newest first, each compared with the one before."""
+    values = {each.number: each.value for each in entries}
+    rows = []
+    for place, each in enumerate(entries):
+        before = each.before or (entries[place - 1].number if place else 0)
+        old, new = values.get(before), each.value
+        row: dict[str, Any] = {"number": each.number, "at": each.at, "task": each.task}
+        row |= {"changed": each.changed, "cut": each.cut, "summary": "", "diff": ""}
+        if old is not None and new is not None:
+            row["summary"] = summary(old, new)
+            diff = unified_diff(old, new) if with_diff else ""
+            cut = len(diff) > DIFF_CHARS_MAX
+            row["diff"] = diff[:DIFF_CHARS_MAX] + ("\n... (cut)" if cut else "")
+        rows.append(row)
+    return rows[::-1]
 
 
 def _address_of(request: Request) -> str:

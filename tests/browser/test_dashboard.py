@@ -369,6 +369,80 @@ def test_while_nothing_is_known_every_part_says_that_it_loads(
     context.close()
 
 
+WATCHER = """
+from pathlib import Path
+from musterd import Worker, task
+
+class Jobs(Worker):
+    @task
+    def look(self, ctx) -> dict[str, str]:
+        return {"price": Path("price").read_text(), "text": Path("text").read_text()}
+"""
+EVIL = "<img src=x onerror=document.title='hit'>"
+
+
+def test_changes_are_listed_and_a_history_shows_the_diff(
+    muster: Musters, browser: Browser, waiting: Waiting, shot: Callable[..., None]
+) -> None:
+    """On a phone too; what a site says is text, whatever it looks like."""
+    daemon = muster(
+        {"jobs": {"worker": "jobs:Jobs", "size": 1}},
+        start=False,
+        http__listen="127.0.0.1:0",
+        http__token_file="TOKEN_FILE",
+        schedule__kites={"task": "jobs.look", "cron": "0 0 1 1 *", "notify": "task.changed"},
+    )
+    token = Path(daemon.folder, "token")
+    token.write_text(TOKEN)
+    token.chmod(0o600)
+    daemon.config_path.write_text(daemon.config_path.read_text().replace("TOKEN_FILE", str(token)))
+    Path(daemon.folder, "jobs.py").write_text(WATCHER)
+    daemon.start()
+
+    def results() -> int:
+        return len(daemon.ctl("--json", "history", "kites").stdout.split('"number"')) - 1
+
+    for number, price in enumerate(["49.00 €", "39.00 €", EVIL]):
+        Path(daemon.folder, "price").write_text(price)
+        Path(daemon.folder, "text").write_text(f"Kites\nare {number} blue\nand fly")
+        assert daemon.ctl("schedule", "run", "kites").returncode == 0
+        waiting("the result is kept", lambda wanted=number + 1: results() == wanted)
+    context = browser.new_context(viewport={"width": 1280, "height": 900})
+    page = context.new_page()
+    page.goto(waiting("the web process is up", lambda: daemon.status().web.address))
+    rows = page.locator("#changes tbody tr")
+    expect(rows).to_have_count(2)
+    expect(rows.first).to_contain_text("kites")
+    expect(rows.first).to_contain_text("39.00 € → <img src=x onerror=")
+    expect(rows.last).to_contain_text("price 49.00 € → 39.00 €")
+    rows.first.click()
+    body = page.locator("#detail-body")
+    expect(body).to_contain_text("Unlock actions to see the diffs.")
+    expect(body.locator(".diff")).to_have_count(0)
+    page.keyboard.press("Escape")
+    unlock(page)
+    rows.first.focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#detail-title")).to_have_text("History of kites")
+    expect(body.locator(".diff")).to_have_count(2)
+    expect(body.locator(".tag", has_text="change")).to_have_count(2)
+    expect(body.locator(".added").first).to_contain_text("+")
+    expect(body.locator(".added", has_text="39.00 €")).to_have_count(1)
+    assert page.locator("#detail-body img").count() == 0
+    assert "hit" not in page.title()
+    shot(page, "changes")
+    page.keyboard.press("Escape")
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.documentElement.scrollWidth") == 360
+    rows.first.scroll_into_view_if_needed()
+    shot(page, "changes-list-phone")
+    rows.first.click()
+    expect(body.locator(".diff")).to_have_count(2)
+    assert page.evaluate("document.querySelector('#detail').scrollWidth") <= 360
+    shot(page, "changes-phone")
+    context.close()
+
+
 def test_a_fleet_that_has_done_nothing_says_how_to_begin(
     muster: Musters,
     browser: Browser,

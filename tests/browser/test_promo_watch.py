@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +13,8 @@ import psutil
 import pytest
 
 from musterd import Context, Permanent, Retry
+from musterd.supervisor.config.load import load
+from musterd.supervisor.settings.policy import fleet_policy
 from musterd.workers.toolkit import MemoryState
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -126,7 +127,11 @@ def test_a_page_that_asks_for_patience_gets_it_and_one_without_a_promo_is_not_as
 
 
 def test_every_exchange_is_watched_and_limited():
-    config = tomllib.loads((EXAMPLE / "musterd.toml").read_text())
-    names = [schedule["name"] for schedule in config["schedule"]]
-    assert list(config["targets"]) == names
-    assert all(schedule["args"]["exchange"] == schedule["name"] for schedule in config["schedule"])
+    config = load([EXAMPLE / "musterd.toml"], None, [], {}).config
+    policy = fleet_policy(config)
+    assert list(config.schedule) == ["aurora", "nimbus", "tortoise", "gremlin", "abyss"]
+    for name, schedule in config.schedule.items():
+        assert schedule.args["exchange"] == name
+        target = policy.target_of(name)
+        assert (target.rate, target.max_concurrent) == (5.0, 1)
+    assert policy.target_of("abyss").policy == "impatient"

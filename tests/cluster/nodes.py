@@ -8,7 +8,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -63,9 +63,10 @@ class Nodes:
         size: int = 2,
         home: str = "",
         pools: Sequence[str] = ("jobs",),
+        pool: Mapping[str, object] | None = None,
         **settings: object,
     ) -> Muster:
-        """Make a node that is not started yet. `home` is its directory."""
+        """Make a node that is not started yet. `home` is its directory, `pool` what pools have."""
         folder = self.folder / (home or name)
         folder.mkdir()
         (folder / "jobs.py").write_text(worker)
@@ -73,8 +74,8 @@ class Nodes:
         file.write_text(url or self.url())
         file.chmod(0o600)
         env = {"PYTHONPATH": str(folder), "RUNS": str(self.runs_path), "NODE": name}
-        pool = {"worker": "jobs", "size": size, "env": env}
-        made = dict.fromkeys(pools, pool)
+        each = {"worker": "jobs", "size": size, "env": env, **(pool or {})}
+        made = dict.fromkeys(pools, each)
         cluster = {"url_file": str(file), "node": name, "lease": lease}
         given = {f"cluster__{key}": value for key, value in cluster.items()}
         node = Muster(folder, made, **given, **settings)
@@ -145,10 +146,7 @@ def nodes_of(server: Server, folder: Path, name: str) -> Iterator[Nodes]:
 
 def prepared(server: Server, name: str) -> Cluster:
     cluster = Cluster(server, name)
-    cluster.sql(
-        f"CREATE OR REPLACE FUNCTION {cluster.schema}.epoch() RETURNS text LANGUAGE sql AS "
-        f"'SELECT extract(epoch FROM pg_postmaster_start_time())::text'"  # a real restart is one
-    )
+    cluster.keep_real_epoch()
     known = cluster.sql("SELECT FROM pg_roles WHERE rolname = 'u_daemon'")
     if not known:
         cluster.sql(f"CREATE ROLE u_daemon LOGIN PASSWORD '{PASSWORD}'")

@@ -9,19 +9,22 @@ import signal
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
+import psutil
 import psycopg
 from rig import Rig
 
 from musterd.supervisor.cluster.engine import ClusterPolicy
 from musterd.supervisor.cluster.migrate import SCHEMA, migrate
 from musterd.supervisor.cluster.postgres import PostgresEngine
+from support.daemon import is_gone
 from support.waiting import wait_for
 
 BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda each: int(each.parent.name))
+OWNER = "u_owner"  # of the schemas
 PORT = 5432  # of the socket's name: nothing listens on it
 SETTINGS = {
     "listen_addresses": "''",
@@ -38,6 +41,8 @@ CREATE OR REPLACE FUNCTION {schema}.clock() RETURNS timestamptz LANGUAGE sql AS
   'SELECT clock_timestamp() + (SELECT t.by FROM {schema}.test t)';
 CREATE OR REPLACE FUNCTION {schema}.epoch() RETURNS text LANGUAGE sql AS
   'SELECT t.epoch::text FROM {schema}.test t';
+CREATE OR REPLACE FUNCTION {schema}.long_ms() RETURNS bigint LANGUAGE sql IMMUTABLE AS
+  'SELECT 9000';
 """
 
 
@@ -100,6 +105,34 @@ class Server:
             self._process.wait(timeout=60)
             self._process = None
 
+    def kill(self) -> None:
+        """Kill all processes of the server."""
+        assert self._process is not None
+        server = psutil.Process(self._process.pid)
+        found = [server, *server.children(recursive=True)]
+        for process in found:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait(timeout=60)
+        self._process = None
+        wait_for("all of it is gone", lambda: all(map(is_gone, found)))
+
+    def kill_one(self) -> bool:
+        """Kill a process that serves a session of ours: the others end, and the server recovers.
+
+        Return whether there was one.
+        """
+        end = "all server processes terminated"
+        before = self.log.count(end)
+        sessions = "SELECT pid FROM pg_stat_activity WHERE application_name = 'musterd' LIMIT 1"
+        pids = [int(str(pid)) for [pid] in self.execute(sessions)]
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            wait_for("all others have ended", lambda: self.log.count(end) > before)
+        wait_for("PostgreSQL answers", self._answers)
+        return bool(pids)
+
     @property
     def log(self) -> str:
         return self._log.read_text(errors="replace")
@@ -129,16 +162,28 @@ def servers(folder: Path | None = None, **settings: str) -> Iterator[Server]:
 
 
 class Cluster:
-    """A database with the schema, and engines on it. `reset` makes it as new."""
+    """A database with the schema, and engines on it. `reset` makes it as new.
 
-    def __init__(self, server: Server, name: str, schema: str = SCHEMA) -> None:
+    Its owner is no superuser, as docs/cluster.md has it: functions run with the owner's rights.
+    """
+
+    def __init__(self, server: Server, name: str, schema: str = SCHEMA, options: str = "") -> None:
+        """`options` are those of CREATE DATABASE."""
         self.server = server
         self.name = name
         self.schema = schema
         self._engines: list[PostgresEngine] = []
-        server.execute(f'CREATE DATABASE "{name}"')
-        migrate(self.url, schema)
-        self.sql(CLOCK.format(schema=schema))
+        if not server.execute("SELECT FROM pg_roles WHERE rolname = %s", OWNER):
+            server.execute(f"CREATE ROLE {OWNER} LOGIN CREATEROLE")
+        server.execute(f'CREATE DATABASE "{name}" OWNER {OWNER} {options}')
+        owner = server.url(name, OWNER)
+        migrate(owner, schema)
+        self._epoch, self._clock = (
+            str(self.sql("SELECT pg_get_functiondef(%s::regproc)", f"{schema}.{each}")[0][0])
+            for each in ("epoch", "clock")
+        )
+        with psycopg.connect(owner) as connection:
+            connection.execute(CLOCK.format(schema=schema))  # type: ignore[arg-type]
 
     @property
     def url(self) -> str:
@@ -146,6 +191,13 @@ class Cluster:
 
     def sql(self, query: str, *parameters: object) -> list[tuple[object, ...]]:
         return self.server.execute(query, *parameters, database=self.name)
+
+    def keep_real_epoch(self) -> None:
+        """Let restarts and crashes of the server be told as they are."""
+        self.sql(self._epoch)
+
+    def keep_real_time(self) -> None:
+        self.sql(self._clock)
 
     def engine(self, user: str = "postgres") -> PostgresEngine:
         engine = PostgresEngine(self.server.url(self.name, user), self.schema)

@@ -2,12 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
+
+from support.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS_MAX = 300
@@ -49,6 +53,37 @@ def check(tmp_path: Path, names: list[str]) -> None:
     if "peers" not in names:
         return
     assert any("end to end" in verdict["label"] for verdict in report["targets"])
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
+def test_a_benchmark_that_is_killed_leaves_no_database(how: signal.Signals) -> None:
+    with tempfile.TemporaryDirectory(prefix="mb-") as scratch:
+        Path(scratch).chmod(0o711)
+        bench = subprocess.Popen(
+            [sys.executable, ROOT / "bench/cluster.py", "--only", "claims"],
+            env={**os.environ, "TMPDIR": scratch},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            wait_for("its database is up", lambda: _serves(scratch), seconds=SECONDS_MAX)
+            (pid,) = _pids(scratch)
+            server = psutil.Process(pid)
+        finally:
+            bench.send_signal(how)
+            bench.wait()
+        wait_for("its database has ended", lambda: not server.is_running(), seconds=SECONDS_MAX)
+        wait_for("it has stopped in order", lambda: not _pids(scratch), seconds=SECONDS_MAX)
+
+
+def _pids(scratch: str) -> list[int]:
+    """Return the main process of each PostgreSQL in a folder, as its own file says."""
+    found = Path(scratch).glob("*/database/data/postmaster.pid")
+    return [int(path.read_text().split()[0]) for path in found]
+
+
+def _serves(scratch: str) -> bool:
+    return any(Path(scratch).glob("*/database/.s.PGSQL.*[0-9]")) and bool(_pids(scratch))
 
 
 def test_the_figures_of_the_engine_are_measured(tmp_path: Path) -> None:

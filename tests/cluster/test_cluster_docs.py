@@ -22,7 +22,9 @@ BLOCKS = BLOCK.findall(PAGE)
 COMMANDS = sorted(
     {
         tuple(found[1].split())
-        for found in re.finditer(r"`musterctl ((?:--cluster |cluster )[a-z]+)", PAGE)
+        for found in re.finditer(
+            r"`musterctl (?:--url-file \S+ )?((?:--cluster |cluster )[a-z]+)", PAGE
+        )
     }
 )
 WORKER = """

@@ -244,6 +244,14 @@ def test_what_is_out_of_bounds_is_refused_and_the_rest_is_not(rig: Rig, field: s
     assert [each.id for each in rig.claim(a, 5)] == [good.id]
 
 
+def test_a_task_with_a_session_is_refused(rig: Rig) -> None:
+    rig.join()
+    [verdict] = rig.engine.submit([rig.task(session="acme")])
+    assert verdict.rejection is not None
+    assert verdict.rejection.code == INVALID_TASK
+    assert "sessions stay on one machine" in verdict.rejection.message
+
+
 def test_an_unknown_class_is_refused(rig: Rig) -> None:
     rig.join()
     [verdict] = rig.engine.submit([rig.task(policy="gold")])
@@ -382,6 +390,18 @@ def test_a_task_that_runs_again_by_hand_is_alive(rig: Rig) -> None:
     assert [each.id for each in rig.engine.fetch([id_], 100).outcomes] == [id_]
     rig.engine.retry([id_])
     assert rig.engine.fetch([id_], 100).alive == (id_,)
+
+
+def test_an_id_that_no_task_can_have_is_unknown_and_others_are_not(rig: Rig) -> None:
+    """A client may ask for anything."""
+    rig.join()
+    [id_] = rig.submit(rig.task())
+    found = rig.engine.fetch([id_, "\0"], 100)
+    assert (found.alive, found.absent) == ((id_,), ("\0",))
+    assert rig.engine.view("\0") is None
+    assert rig.engine.look_up(["\0"]) == []
+    rig.engine.invalidate("\0", prefix=True)
+    assert rig.engine.cancel(["\0", id_]) == [id_]
 
 
 def test_an_unknown_id_has_no_outcome_and_no_view(rig: Rig) -> None:
@@ -583,6 +603,40 @@ def test_a_failed_task_runs_again_by_hand(rig: Rig) -> None:
     assert rig.ended(spec.id).state == SUCCEEDED
 
 
+def test_many_failed_tasks_run_again_by_hand(rig: Rig) -> None:
+    """Each for who waited for it; those that are refused keep nobody else from running."""
+    a = rig.join()
+    first = rig.tasks(120, target="s")
+    second = [*rig.tasks(3, key="k"), rig.task(key="own", priority=0)]
+    for specs, waiter in ((first, 3), (second, 4)):
+        for at in range(0, len(specs), 100):
+            rig.submit(*specs[at : at + 100], waiter=waiter)
+    while grants := rig.claim(a, 50):
+        rig.finish(a, *grants, kind="failed")
+    [good] = rig.submit(rig.task())
+    rig.finish(a, rig.claim_one(a))
+    ids = [spec.id for spec in (*first, *second)]
+    rejected = rig.engine.retry([*ids[:60], "nothing", *ids[60:], good, ids[0]])
+    assert [(each.id, each.code) for each in rejected] == [
+        ("nothing", "NoSuchTask"),
+        (good, "NotFailed"),
+    ]
+    assert [each.code for each in rig.engine.retry(ids[:2])] == ["NotEnded", "NotEnded"]
+    again = rig.engine.ended(0).after
+    claimed = []
+    while grants := rig.claim(a, 50):
+        claimed += [grant.spec for grant in grants]
+        rig.finish(a, *grants)
+    joined = {spec.id for spec in second[1:3]}  # the first of its key runs for all of them
+    assert sorted(spec.id for spec in claimed) == sorted(set(ids) - joined)
+    assert claimed[0] == second[-1]
+    assert {rig.ended(id_).state for id_ in ids} == {SUCCEEDED}
+    told = [rig.engine.ended(waiter, again).ids for waiter in (3, 4)]
+    assert [sorted(each) for each in told] == [
+        sorted(spec.id for spec in specs) for specs in (first, second)
+    ]
+
+
 def test_what_cannot_run_again_is_said(rig: Rig) -> None:
     a = rig.join()
     good, alive = rig.submit(*rig.tasks(2))
@@ -610,6 +664,18 @@ def test_a_second_live_node_of_a_name_is_refused(rig: Rig) -> None:
     assert 11 * SECOND_NS <= taken.value.beat_age_ns < 60 * SECOND_NS
     rig.engine.reap()
     rig.join("a", identity="two", lease=10)
+
+
+def test_a_copy_of_a_live_node_under_another_name_is_refused(rig: Rig) -> None:
+    """A machine that was cloned with its state_dir: the two would end each other for ever."""
+    a = rig.join("a", identity="one", lease=10)
+    with pytest.raises(NameTaken, match=r"identity in node\.id is taken by node 'a'") as taken:
+        rig.join("b", identity="one")
+    assert taken.value.beat_age_ns < 10 * SECOND_NS
+    rig.engine.beat(a)
+    rig.engine.leave(a)
+    rig.join("b", identity="one")  # it was renamed
+    assert [each.name for each in rig.engine.nodes()] == ["b"]
 
 
 def test_a_node_cannot_take_the_name_of_another(rig: Rig) -> None:
@@ -722,6 +788,25 @@ def test_a_node_that_leaves_gives_its_claims_back(rig: Rig) -> None:
     assert rig.claim_one(b).id == id_
 
 
+def test_a_daemon_that_begins_gives_back_what_its_node_had(rig: Rig) -> None:
+    a, b = rig.join("a"), rig.join("b")
+    rig.engine.give_back("id-a")
+    ids = rig.submit(*rig.tasks(3))
+    begun, untouched = rig.claim_one(a), rig.claim_one(a)
+    beside = rig.claim_one(b)
+    rig.engine.begun(a, [Held(begun.id, begun.claim)])
+    rig.engine.give_back("nobody")
+    assert rig.claim(b, 5) == []
+    rig.engine.give_back("id-a")
+    again = {each.id: (each.attempt, each.crashes) for each in rig.claim(b, 5)}
+    assert again == {ids[0]: (1, 1), ids[1]: (1, 0)}
+    assert rig.finish(a, begun, untouched) == []
+    assert len(rig.finish(b, beside)) == 1
+    rig.engine.beat(a)  # its tenure lasts, and with it its name
+    with pytest.raises(NameTaken):
+        rig.engine.join(NodeCard("id-other", "a", 30 * SECOND_NS))
+
+
 def test_nodes_are_shown(rig: Rig) -> None:
     a = rig.join("a", lease=10)
     rig.join("b", pool("q"), lease=100)
@@ -819,6 +904,18 @@ def test_after_a_restart_silent_nodes_hold_everybody_up_until_their_lease_ends(r
     rig.engine.reap()
     assert rig.claim_one(b).id == lost
     assert rig.finish(a, grant) == []
+
+
+def test_after_a_restart_a_node_that_has_not_registered_gets_nothing(rig: Rig) -> None:
+    """Its lease is over by the server's clock, which may have forgotten a heartbeat."""
+    a = rig.join("a", lease=10)
+    [lost] = rig.submit(rig.task())
+    grant = rig.claim_one(a)
+    rig.restart([lost])
+    rig.pass_time(11)
+    assert rig.claim(a) == [], "it runs that task"
+    assert rig.engine.rejoin(a, [Held(lost, grant.claim)]) == []
+    assert len(rig.finish(a, grant)) == 1
 
 
 def test_a_claim_that_somebody_else_has_is_lost(rig: Rig) -> None:

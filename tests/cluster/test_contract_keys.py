@@ -220,6 +220,23 @@ def test_memory_has_so_many_keys(rig: Rig) -> None:
 # -- what people see ------------------------------------------------------------------------------
 
 
+def test_memory_has_so_many_last_good_results(rig: Rig) -> None:
+    rig.apply(ClusterPolicy(cache=CachePolicy(entries=2)))
+    a = rig.join()
+    args = [bytes([number]) for number in range(3)]
+    for each in args:
+        rig.submit(rig.task(args=each, fallback_on="failure"))
+        rig.finish(a, rig.claim_one(a), keeps=True)
+        rig.pass_time(1)
+    rig.engine.tick()
+    states = []
+    for each in args:
+        [id_] = rig.submit(rig.task(args=each, fallback_on="failure"))
+        rig.finish(a, rig.claim_one(a), kind="failed")
+        states.append(rig.ended(id_).state)
+    assert states == [FAILED, SUCCEEDED, SUCCEEDED]
+
+
 def test_tasks_are_counted_by_pool_level_and_state(rig: Rig) -> None:
     a = rig.join()
     rig.submit(*rig.tasks(3), *rig.tasks(2, priority=HIGH), rig.task(delay_ns=SECOND_NS))

@@ -10,6 +10,7 @@ from musterd.supervisor.cluster.engine import (
     SITES_SEEN_MAX,
     UNSUCCESSFUL,
     ClusterPolicy,
+    Held,
     NodeView,
     Recent,
     TaskFilter,
@@ -23,6 +24,31 @@ def node(rig: Rig, name: str = "a") -> NodeView:
 
 
 # -- nodes ----------------------------------------------------------------------------------------
+
+
+def test_an_ended_task_tells_which_node_ran_it_last(rig: Rig) -> None:
+    a, b = rig.join("a", lease=10), rig.join("b", lease=1000)
+    plain, keyed, failed, joined = rig.submit(
+        rig.task(), rig.task(key="k"), rig.task(), rig.task(key="k")
+    )
+    for grant in rig.claim(a, 3):
+        rig.finish(a, grant, kind="failed" if grant.id == failed else "succeeded")
+    assert [rig.view(id_).worker for id_ in (plain, keyed, failed, joined)] == ["a", "a", "a", ""]
+    [lost, waiting, queued] = rig.submit(
+        rig.task(), rig.task(), rig.task(expires_ns=SECOND_NS, delay_ns=SECOND_NS // 2)
+    )
+    grants = rig.claim(a, 2)
+    retry = next(grant for grant in grants if grant.id == waiting)
+    rig.finish(a, retry, kind="failed", retry_ns=3600 * SECOND_NS)
+    rig.engine.begun(a, [Held(each.id, each.claim) for each in grants])
+    rig.pass_time(11)
+    rig.engine.beat(b)
+    rig.engine.tick()
+    rig.engine.reap()
+    assert [each.worker for each in rig.view(lost).attempts] == ["a"], "which node was lost"
+    rig.engine.cancel([lost, waiting])
+    assert [rig.view(id_).worker for id_ in (lost, waiting, queued)] == ["a", "a", ""]
+    assert {each.worker for each in rig.engine.find(TaskFilter(state="failed"))} == {"a"}
 
 
 def test_a_node_that_was_reaped_is_lost_until_it_comes_back(rig: Rig) -> None:

@@ -635,33 +635,39 @@ def test_two_programs_at_once(place: Place) -> None:
 
 
 def test_a_gateway_that_nobody_uses_ends_and_another_is_started(place: Place) -> None:
-    tuned = place.programs / "tuned"
-    tuned.mkdir()
-    (tuned / "sitecustomize.py").write_text(
-        "import musterd.supervisor.node.direct_loop as module\nmodule.LINGER_NS = 100_000_000\n"
-    )
-    process = place.start(
+    def tuned(milliseconds: int) -> dict[str, str]:
+        """Return variables by which gateways wait for so long."""
+        folder = place.programs / f"linger-{milliseconds}"
+        folder.mkdir()
+        module = "import musterd.supervisor.node.direct_loop as module\n"
+        (folder / "sitecustomize.py").write_text(
+            f"{module}module.LINGER_NS = {milliseconds}_000_000\n"
+        )
+        return {"PYTHONPATH": str(folder)}
+
+    closes = (
         "client.submit('jobs.once', {'number': 1}).result()\n"
         "say(gateway_of(client))\n"
         "client.close()\n"
         "sys.stdin.readline()\n"
-        "with Client(url, connect_timeout=60) as other:\n"
+    )
+    hasty = place.start(
+        closes + "with Client(url, connect_timeout=60) as other:\n"
         "    assert other.submit('jobs.once', {'number': 2}).result() == 2\n"
         "    say(gateway_of(other))",
-        env={"PYTHONPATH": str(tuned)},
+        env=tuned(100),
     )
-    (first,) = map(int, heard(process))
-    with place.client("d_bob") as client:  # one that waits longer
-        client.submit("jobs.double", {"x": 1}).result(WAIT_SECONDS)
-        assert client._link._direct is not None
-        patient = client._link._direct.state().pid
+    (first,) = map(int, heard(hasty))
+    patient = place.start(closes, env=tuned(3_600_000))
+    (kept,) = map(int, heard(patient))
     wait_for("it ends by itself", lambda: not psutil.pid_exists(first))
-    assert psutil.pid_exists(patient)
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    assert int(heard(process)[0]) != first
-    assert finished(process) == 0
+    assert psutil.pid_exists(kept)
+    for process in (hasty, patient):
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert int(heard(hasty)[0]) != first
+    assert finished(hasty) == finished(patient) == 0
 
 
 @pytest.mark.long

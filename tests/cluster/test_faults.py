@@ -9,7 +9,7 @@ import psycopg
 import pytest
 from breakage import allow, fill, ip, namespace, shift_clock, small_disk, standby_of
 from nodes import Nodes, freeze, is_root, kill_all, nodes_of, proxy_to, thaw
-from postgres import PORT, Cluster, Server, servers
+from postgres import OWNER, PORT, Cluster, Server, servers
 
 from musterd import Client, QueueFull
 from support.waiting import wait_for
@@ -324,7 +324,8 @@ def test_a_server_without_a_free_connection_is_away_until_there_is_one(tmp_path:
 
 
 def test_a_transaction_that_is_held_open_holds_nobody_up(own: tuple[Server, Nodes]) -> None:
-    _, nodes = own
+    server, nodes = own
+    server.execute(f"GRANT pg_read_all_stats TO {OWNER}")
     [a] = nodes.start("a")
     with psycopg.connect(nodes.database.url) as held, a.client() as client:
         held.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from postgres import PORT, Cluster, Server, servers
+from postgres import OWNER, PORT, Cluster, Server, servers
 from rig import Rig
 
 from musterd.supervisor.cluster import checks
@@ -176,6 +176,16 @@ def test_a_server_that_is_not_there_is_away_and_no_password_is_told() -> None:
     assert "pa55word" not in str(refused.value)
 
 
+def test_an_owner_that_does_not_see_the_transactions_of_others_is_told_of_it(
+    server: Server, cluster: Cluster
+) -> None:
+    with checks.connect(server.url(cluster.name, OWNER)) as connection:
+        [warning] = checks.owner_warnings(connection)
+    assert f"GRANT pg_read_all_stats TO {OWNER}" in warning
+    with checks.connect(cluster.url) as connection:
+        assert checks.owner_warnings(connection) == []
+
+
 # -- a proxy ------------------------------------------------------------------------------------
 
 
@@ -254,10 +264,22 @@ def poolers(server: Server, database: str) -> Iterator[str]:
 
 
 def test_a_proxy_that_pools_transactions_is_refused(server: Server, database: str) -> None:
+    """Each time: what one client leaves behind on a connection of the server harms no other."""
     migrate(server.url(database))
-    refused = pytest.raises(EngineRefused, match=r"pools transactions.*session mode")
-    with poolers(server, database) as url, refused:
-        check(url)
+    with poolers(server, database) as url:
+        for use in (check, check, migrate, lambda url: PostgresEngine(url, alone=1 << 30).check()):
+            with pytest.raises(EngineRefused, match=r"pools transactions.*session mode"):
+                use(url)
+
+
+def test_a_server_that_lets_nobody_in_is_told_from_one_that_is_away(
+    server: Server, database: str
+) -> None:
+    url = f"postgresql://nobody:pa55word@/{database}?host={server.folder}&port={PORT}"
+    with pytest.raises(EngineAway, match=r"refuses the connection.*does not exist") as caught:
+        PostgresEngine(url).check()
+    assert checks.is_barred(str(caught.value))
+    assert "pa55word" not in str(caught.value)
 
 
 # -- what is not paid for -------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """musterctl on a real PostgreSQL and real daemons: what people type, see and get as exit code."""
 
 import io
+import re
 import subprocess
 import sys
 import time
@@ -176,7 +177,7 @@ def test_nodes_are_listed_drained_and_let_go_on(desk: Desk, client: Client) -> N
     assert [each["state"] for each in desk.json("cancel", *ids)["tasks"]] == ["cancelled"] * 4
     assert more.result(timeout=60) == "done"
     task = desk.json("task", more.id)
-    assert task["state"] == "succeeded"
+    assert (task["state"], task["node"]) == ("succeeded", "attic")
     assert desk.node("shed")["state"] == "draining"
     assert "nothing runs there" in desk.text("cluster", "drain", "shed", admin=True)
     assert "claims tasks again" in desk.text("cluster", "drain", "shed", "--undo", admin=True)
@@ -197,7 +198,9 @@ def test_tasks_of_all_nodes_are_shown_and_steered(desk: Desk, client: Client) ->
     with pytest.raises(TaskFailed):
         bad.result(timeout=60)
     assert desk.json("task", good.id)["value"] == 4
+    assert desk.json("task", good.id)["node"] in ("attic", "shed")
     shown = desk.text("task", bad.id)
+    assert re.search("^node: +(attic|shed)$", shown, re.MULTILINE)
     assert "no price" in shown
     assert "failed attempts:" in shown
     assert desk.json("tasks", "--state", "finished", "--limit", "2")["tasks"][0]["id"] == bad.id
@@ -212,6 +215,8 @@ def test_tasks_of_all_nodes_are_shown_and_steered(desk: Desk, client: Client) ->
     assert f"musterctl --cluster task {good.id}" in err
     code, _, err = desk.run("purge", bad.id)
     assert code == 78  # the daemon's user may not
+    code, _, err = desk.run("retry", "nobodys")
+    assert (code, err) == (4, "musterctl: no such task: 'nobodys': see musterctl --cluster tasks\n")
     code, out, _ = desk.run("purge", bad.id, good.id, admin=True)
     assert (code, out) == (1, "1 failed tasks deleted\n")
     assert desk.run("task", bad.id)[0] == 4
@@ -388,7 +393,7 @@ def test_a_wrong_password_is_not_told(
     path = tmp_path / "url"
     path.write_text("postgresql://nobody:hunter2@/nodes?host=" + str(desk.database.server.folder))
     path.chmod(0o600)
-    assert ctl.main(["cluster", "nodes", "--url-file", str(path)]) == 69
+    assert ctl.main(["cluster", "nodes", "--url-file", str(path)]) == 78
     said = capfd.readouterr()
     assert "nobody" in said.err
     assert "hunter2" not in said.out + said.err

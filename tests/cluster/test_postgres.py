@@ -8,7 +8,7 @@ from random import Random
 
 import psycopg
 import pytest
-from postgres import Cluster, servers
+from postgres import Cluster, Server, servers
 from rig import UNWELL, Rig, end, pool, want
 
 from musterd.ipc.resilience.policy import SECOND_NS, BreakerPolicy
@@ -109,6 +109,30 @@ def test_lanes_that_left_the_ring_are_brought_back_by_a_tick(cluster: Cluster) -
     assert len(rig.claim(a, 10)) == 2
 
 
+def test_a_look_at_all_lanes_that_takes_long_is_made_rarely(cluster: Cluster) -> None:
+    rig, here = cluster.rig(), "SELECT set_config('search_path', 'musterd', true)"
+
+    def looks() -> bool:
+        return bool(cluster.sql(f"{here}, musterd.is_turn('musterd.repaired', 400)")[0][1])
+
+    def rests(seconds: int) -> None:
+        span = f"interval '{seconds} s'"
+        cluster.sql(f"{here}, musterd.rest('musterd.repaired', musterd.clock() - {span})")
+
+    assert looks()
+    rests(0)
+    rig.pass_time(1)
+    assert looks()
+    rests(10)  # a twentieth of the time would be a look in 200 s
+    rig.pass_time(20)
+    assert not looks()
+    rig.pass_time(10)
+    assert looks()
+    rests(10)
+    rig.pass_time(-60)  # the clock was set back
+    assert looks()
+
+
 def test_a_place_wakes_lanes_of_another_pool_under_the_lock_of_that_pool(
     cluster: Cluster, waiting: Waiting
 ) -> None:
@@ -170,7 +194,8 @@ def test_claims_of_a_class_with_places_wait_for_the_disk(cluster: Cluster) -> No
     assert committed_how(cluster, a, ["p.extract", "p.fetch"]) == "on"
 
 
-def test_what_was_acknowledged_survives_a_crash_of_the_server() -> None:
+@pytest.mark.parametrize("whole", [True, False], ids=["all of it", "one process of it"])
+def test_what_was_acknowledged_survives_a_crash_of_the_server(whole: bool) -> None:
     with servers() as server:
         server.execute("CREATE DATABASE x")
         url = server.url("x")
@@ -187,11 +212,16 @@ def test_what_was_acknowledged_survives_a_crash_of_the_server() -> None:
         free = [each for each in grants if each.id not in limited]
         rig.finish(a, *free[:3])
         epoch = engine.beat(a).epoch
-        server.stop(signal.SIGQUIT)
-        for each, tenure in ((engine, a), (other, b)):
-            with pytest.raises(EngineAway):
-                each.beat(tenure)
-        server.start()
+        if whole:
+            server.stop(signal.SIGQUIT)
+            for each, tenure in ((engine, a), (other, b)):
+                with pytest.raises(EngineAway):
+                    each.beat(tenure)
+            server.start()
+        else:
+            server.kill_one()
+            engine.close()
+            other.close()
         assert engine.beat(a).epoch != epoch
         assert other.claim(b, [want(5)]) == []  # before everybody has registered
         assert other.rejoin(b, []) == []
@@ -402,6 +432,28 @@ def test_any_text_is_taken_or_refused(cluster: Cluster, text: str) -> None:
     for grant in rig.claim(a, 2):
         rig.finish(a, grant, kind="failed", failure=failure)
         assert rig.ended(grant.id).failure == failure
+
+
+def test_a_queue_that_fills_up_during_a_submit_leaves_no_key_to_a_task_that_is_refused(
+    server: Server,
+) -> None:
+    """Others would wait for its end. Each look at the queue may find it as full as it is then."""
+    cluster = Cluster(server, "filling")
+    rig = cluster.rig()
+    a = rig.join()
+    cluster.sql("CREATE SEQUENCE musterd.looks")
+    cluster.sql("GRANT USAGE ON musterd.looks TO PUBLIC")
+    cluster.sql(
+        "CREATE OR REPLACE FUNCTION musterd.has_room(p_pool int, p_priority int) RETURNS bool "
+        "LANGUAGE sql AS 'SELECT nextval(''musterd.looks'') IN (1, 4)'"
+    )
+    first = rig.task(key="k")
+    states = [rig.engine.submit([task])[0].state for task in (first, *rig.tasks(3, key="k"))]
+    states += [rig.engine.submit([first])[0].state]  # by a program that waits for room
+    assert states == ["accepted", "rejected", "rejected", "joined", "known"]
+    assert rig.drained(a) == [first.id]
+    assert cluster.sql("SELECT id FROM musterd.live") == []
+    cluster.close()
 
 
 # -- all at once ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import psycopg
 import pytest
-from postgres import Cluster, Server
+from postgres import OWNER, Cluster, Server
 from rig import Rig
 
 from musterd.ipc.resilience.policy import SECOND_NS
@@ -18,7 +18,7 @@ SUBMIT = {
     *("retry_1", "changes_1", "cards_1", "version_1", "marks_1", "invalidate_1"),
 }
 NODE = SUBMIT | {
-    *("join_1", "rejoin_1", "beat_1", "leave_1", "reap_1", "claim_1", "begun_1"),
+    *("give_back_1", "join_1", "rejoin_1", "beat_1", "leave_1", "reap_1", "claim_1", "begun_1"),
     *("finish_1", "release_1", "progress_1", "tick_1", "retain_1", "state_load_1"),
     *("state_save_1", "states_1", "locks_1", "lock_wake_1", "due_1", "settle_1"),
     *("policy_1", "counts_1", "ran_1", "announce_1", "schedules_1"),
@@ -157,6 +157,16 @@ def test_a_submitter_learns_nothing_by_the_id_of_another(
     assert other.ended(5).ids == ()
 
 
+def test_a_submitter_makes_no_runs_of_schedules(ruled: Cluster, rig: Rig) -> None:
+    """Its result would be told as a change, and hold up the schedule."""
+    spec = rig.task(id="@nightly.1")
+    [verdict] = ruled.engine("u_submit").submit([spec])
+    assert verdict.rejection is not None
+    assert verdict.rejection.code == INVALID_TASK
+    assert "schedules" in verdict.rejection.message
+    assert ruled.engine("u_node").submit([spec])[0].state == "accepted"
+
+
 def test_keys_of_submitters_are_their_own(ruled: Cluster, rig: Rig) -> None:
     """Nobody gets a result, or makes one for others, by the name of a key."""
     mine, other = ruled.engine("u_submit"), ruled.engine("u_other")
@@ -211,10 +221,10 @@ def test_a_submitter_reads_what_nodes_declare(ruled: Cluster, rig: Rig) -> None:
     assert [pool.name for card in found.cards for pool in card.pools] == ["p"]
 
 
-def test_nodes_and_administrators_see_all(ruled: Cluster, rig: Rig) -> None:
+def test_nodes_administrators_and_the_owner_see_all(ruled: Cluster, rig: Rig) -> None:
     spec = rig.task()
     ruled.engine("u_submit").submit([spec])
-    for user in ("u_node", "u_admin"):
+    for user in ("u_node", "u_admin", OWNER):
         assert ruled.engine(user).view(spec.id) is not None, user
         assert len(ruled.engine(user).find(TaskFilter())) == 1
 

@@ -252,7 +252,9 @@ def test_the_dashboard_shows_all_nodes_and_the_tasks_of_one(
             expect(page.locator("#cluster-queue tbody tr td").last).to_have_text("4")
             page.select_option("#task-state", "running")
             expect(page.locator("#tasks tbody tr")).to_have_count(4)
-            page.select_option("#task-node", "barn")
+            page.select_option("#task-state", "succeeded")
+            expect(page.locator("#tasks tbody tr")).to_have_count(0)
+            page.select_option("#task-node", "barn")  # and those that run: only these have a node
             expect(page.locator("#tasks tbody tr")).to_have_count(2)
             expect(page.locator("#tasks tbody tr").first).to_contain_text("on barn")
             page.locator("#tasks tbody tr").first.click()

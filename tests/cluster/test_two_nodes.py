@@ -1,6 +1,7 @@
 """Two real daemons and one PostgreSQL: work is shared, nodes differ, nodes die and come back."""
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -63,6 +64,20 @@ def test_a_node_gets_only_what_its_code_has_and_tells_of_new_code_while_it_is_bu
     nodes.check(23)
 
 
+def test_a_pool_without_workers_gets_one_for_what_another_node_has_accepted(nodes: Nodes) -> None:
+    [a] = nodes.start("a", pools=("side",))
+    b = nodes.make("b")
+    config = json.loads(b.config_path.read_text())
+    config["pools"]["jobs"] |= {"size": 0, "min": 0, "max": 2}
+    b.config_path.write_text(json.dumps(config))
+    b.start(wait=False)
+    nodes.wait_for(b)
+    with a.client() as client:
+        assert client.submit("jobs.double", {"x": 1}).result(timeout=60) == 2
+    assert "from 0 to 1: a task waits and there is no worker" in b.log()
+    nodes.check(1)
+
+
 def test_the_tasks_of_a_killed_node_run_on_the_other_when_its_lease_is_over(nodes: Nodes) -> None:
     a, b = nodes.start("a", "b")
     gate = nodes.folder / "gate"
@@ -105,6 +120,23 @@ def test_a_second_live_node_of_one_name_exits_with_69_and_says_so(nodes: Nodes) 
     with a.client() as client:
         assert client.submit("jobs.double", {"x": 4}).result(timeout=60) == 8
     assert a.status().state == "running"
+    nodes.check(1)
+
+
+def test_a_machine_with_a_copied_state_dir_is_a_node_of_its_own(nodes: Nodes) -> None:
+    [a] = nodes.start("a")
+    before = nodes.tenure("a")
+    b = nodes.make("b")
+    [identity] = nodes.folder.joinpath("a").rglob("node.id")
+    copied = nodes.folder / "b" / identity.relative_to(nodes.folder / "a")
+    copied.parent.mkdir(mode=0o700, exist_ok=True)
+    shutil.copy(identity, copied)
+    nodes.wait_for(b.start())
+    wait_for("it is said", lambda: "cluster.copied" in b.log())
+    with b.client() as client:
+        assert client.submit("jobs.double", {"x": 4}).result(timeout=60) == 8
+    assert nodes.tenure("a") == before
+    assert "cluster.fenced" not in a.log()
     nodes.check(1)
 
 

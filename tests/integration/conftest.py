@@ -13,6 +13,7 @@ import pytest
 
 from musterd.ipc.errors import SpawnError
 from musterd.supervisor.processes.cgroups import own_group
+from musterd.supervisor.system.linux import become_subreaper
 from support.daemon import Jobs, Muster, Musters
 from support.surroundings import BrokenDisk, Document, Survivors
 
@@ -42,6 +43,12 @@ class Jobs(Worker):
             with open(tell, "a") as f:
                 f.write(f"{ctx.task_id} {os.getpid()}\\n")
         time.sleep(seconds)
+        return self.index
+
+    @task
+    def until(self, ctx, path: str) -> int:
+        while not Path(path).exists():
+            time.sleep(0.01)
         return self.index
 
     @task
@@ -106,6 +113,13 @@ def jobs(muster: Musters) -> Jobs:
         return made.start() if start else made
 
     return make
+
+
+@pytest.fixture(autouse=True)
+def _no_subreaper() -> Iterator[None]:
+    """A Spawner of a test makes this process inherit orphans; tests after it do not expect any."""
+    yield
+    become_subreaper(until_now=True)
 
 
 @pytest.fixture

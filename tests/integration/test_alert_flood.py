@@ -15,7 +15,8 @@ import msgspec
 import psutil
 import pytest
 
-from musterd.supervisor.alerts.rules import Rule
+from musterd.supervisor.alerts.changes import PENDING_MAX
+from musterd.supervisor.alerts.rules import CHANGES_MAX, Rule
 from musterd.supervisor.alerts.settings import AlertSettings, Destination
 from musterd.supervisor.api.status import FleetStatus
 from support.waiting import Waiting
@@ -35,14 +36,16 @@ ANSWERS = {
     "memory": {"enabled": True, "level": "normal", "stage": "normal"},
     "breaker.list": {"breakers": [{"target": f"t{n}", "state": "open"} for n in range(1000)]},
     "schedule.list": {"schedules": []},
+    "changes": {"changes": []},
 }
 
 
 class Daemon:
     """Answers requests of the alert process, and streams the events it is given."""
 
-    def __init__(self, path: Path, lines: list[bytes]) -> None:
+    def __init__(self, path: Path, lines: list[bytes], answers: Any = None) -> None:
         self._lines = lines
+        self._answers = {**ANSWERS, **(answers or {})}
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(str(path))
         self._listener.listen()
@@ -82,7 +85,7 @@ class Daemon:
     def _answer(self, method: str, params: dict[str, Any]) -> Any:
         if method == "alerts.report":
             self.reported = params["status"]
-        return ANSWERS.get(method, True)
+        return self._answers.get(method, True)
 
     def close(self) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
@@ -174,5 +177,51 @@ def test_a_stream_of_nonsense_ends_nothing(
         assert daemon.sent.wait(30)
         waiting("it says how it stands", lambda: daemon.reported.get("alerts"))
         assert child.poll() is None
+    finally:
+        daemon.close()
+
+
+def test_a_thousand_changes_that_nobody_takes_cost_little_memory(
+    short_folder: Path, process: Callable[..., Any], waiting: Waiting
+) -> None:
+    """While nobody is reachable, as many wait in the file as it has room for."""
+    count = 1000
+    lines = [
+        msgspec.json.encode(
+            {
+                "at": 1.0 + n,
+                "event": "task.changed",
+                "schedule": f"site{n}",
+                "number": 2,
+                "changed_at": 4e9 + n,  # after the alert was configured
+                "task": f"@site{n}.1",
+                "summary": f"price {n} € → 1 €",
+                "before": "x" * 4000,
+                "after": "y" * 4000,
+            }
+        )
+        + b"\n"
+        for n in range(count)
+    ]
+    listed = [
+        {"schedule": f"site{n}", "at": 4e9 + n, "task": "", "number": 2, "digest": "", "cut": True}
+        for n in range(count)
+    ]
+    daemon = Daemon(short_folder / "control.sock", lines, {"changes": {"changes": listed}})
+    try:
+        heard = short_folder / "heard"
+        rule = Rule("me", ("task.changed",), group_ns=MILLISECOND_NS)
+        command = ("/bin/sh", "-c", f"cat >> {heard}; test -e {short_folder / 'up'}")
+        child = process(rule, Destination(command=command))
+        watched = psutil.Process(child.pid)
+        assert daemon.sent.wait(60)
+        waiting("it is tried", lambda: heard.exists() and heard.read_text())
+        waiting("it says how it stands", lambda: daemon.reported.get("alerts"))
+        assert watched.memory_info().rss < RSS_BYTES_MAX
+        assert (short_folder / "alerts.json").stat().st_size < 1_000_000
+        told = [json.loads(line) for line in heard.read_text().splitlines()]
+        assert len(told[0]["changes"]) == CHANGES_MAX
+        state = json.loads((short_folder / "alerts.json").read_text())["rules"]["me"]["changes"]
+        assert len(state["pending"]) <= PENDING_MAX
     finally:
         daemon.close()

@@ -24,6 +24,8 @@ PLAUSIBLE: dict[str, Any] = {
     "command": "reset",
     "token": "x",
     "status": {},
+    "keys": {"task": "jobs.echo", "every": "1h"},
+    "schedules": [{"name": "some", "keys": {"task": "jobs.echo", "every": "1h"}}],
 }
 ENDING = ("shutdown",)
 DIGITS = "9" * 5000

@@ -300,8 +300,10 @@ def test_a_shut_site_is_answered_for_by_the_last_good_result_or_a_default(
     assert default.result(timeout=30) == {"price": None}
     assert (default.stale, default.fallback) == (False, True)
     with pytest.raises(TaskFailed, match=f"the breaker of {DOWN} is open for") as failed:
-        s.get(DOWN, on_open="fail").result(timeout=30)
-    assert failed.value.kind == "open"
+        (refused := s.get(DOWN, on_open="fail")).result(timeout=30)
+    assert (failed.value.kind, failed.value.type) == ("open", "BreakerOpen")
+    assert refused.id in s.ctl("tasks", "--state", "failed")
+    assert refused.id not in s.ctl("dead"), "nobody has to look at what was asked for"
 
     s.daemon.kill()
     s.daemon.start()

@@ -114,7 +114,8 @@ def test_a_changed_result_is_an_event_also_after_kill_9(muster, waiting, short_f
     [event] = waiting("it is told", lambda: changes(daemon))
     assert (event["schedule"], event["task"]) == ("page", changed)
     assert re.fullmatch("[0-9a-f]{64}", event["digest"])
-    assert "value" not in event
+    assert (event["before"], event["after"]) == ("old", "new")
+    assert "again" not in event
     waiting("that it was told is known", lambda: _told(daemon))
 
     daemon.kill()
@@ -135,9 +136,9 @@ def _told(daemon: Muster) -> bool:
     connection.close()
     import msgspec
 
-    from musterd.supervisor.core.tasks.schedules import ScheduleRecord
+    from musterd.supervisor.core.tasks.schedule import ScheduleRecord
 
-    return not msgspec.msgpack.decode(value, type=ScheduleRecord).untold
+    return not msgspec.msgpack.decode(value, type=ScheduleRecord).watched.untold
 
 
 def test_people_pause_run_and_resume(jobs, waiting):
@@ -147,12 +148,12 @@ def test_people_pause_run_and_resume(jobs, waiting):
         schedule__off={"task": "jobs.echo", "cron": "0 3 * * *", "enabled": False},
     )
     found = schedules(daemon)
-    assert [each["state"] for each in found.values()] == ["active", "disabled"]
+    assert (found["slow"]["state"], found["off"]["state"]) == ("active", "disabled")
     assert began + 3600 <= found["slow"]["next_at"] <= time.time() + 3600
     assert found["slow"]["when"] == "every 1h"
     shown = daemon.ctl("schedule", "list").stdout.splitlines()
     assert shown[0].split()[:4] == ["SCHEDULE", "STATE", "TASK", "WHEN"]
-    assert [line.split()[0] for line in shown[1:]] == ["slow", "off"]
+    assert [line.split()[0] for line in shown[1:]] == ["off", "slow"]
 
     run = daemon.ctl("schedule", "run", "slow")
     assert run.returncode == 0
@@ -247,7 +248,22 @@ def test_the_example_of_the_documentation_works(muster, waiting):
         watcher.terminate()
         watcher.wait(20)
         watcher.stdout.close()
-    assert line.startswith("aurora has changed: {'shop': 'aurora', 'price': ")
+    assert re.fullmatch(r"aurora has changed: price \d+ → \d+\n", line)
+    assert list(schedules(daemon)) == ["aurora", "nightly"]
+    sites = subprocess.run(
+        [sys.executable, "sites.py"],
+        cwd=daemon.folder,
+        env={**os.environ, "MUSTERD_TASKS": daemon.tasks_socket},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    result, every, catch_up, names = sites.stdout.splitlines()
+    assert result.startswith("{'shop': 'kites', 'price': ")
+    assert every.startswith("schedule 'wrong': key 'every': value \"5x\" ")
+    assert catch_up.startswith("schedule 'wrong': key 'catch_up': value \"some\" ")
+    assert names == "['kites', 'shop-a', 'shop-b']"
     assert list(schedules(daemon)) == ["aurora", "nightly"]
 
 

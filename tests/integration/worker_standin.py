@@ -31,11 +31,12 @@ PROGRAM = """
 import sys
 from types import SimpleNamespace
 from musterd.workers.runtime import run as runtime
-worker, path, fd, options, health, idle = sys.argv[1:]
+worker, path, fd, options, health, idle, width = sys.argv[1:]
 sys.exit(runtime.run(runtime.load(worker), pool="parser", socket=path,
                      called=lambda: SimpleNamespace(index=3, token="secret"),
                      board_fd=int(fd), options=bytes.fromhex(options),
-                     health_seconds=float(health), beat_seconds=float(idle)))
+                     health_seconds=float(health), beat_seconds=float(idle),
+                     concurrency=int(width)))
 """
 
 
@@ -58,13 +59,20 @@ class Fleet:
             (directory / f"{name}.py").write_text(textwrap.dedent(text))
 
     def launch(
-        self, worker: str, *, health: float = 60.0, idle: float = 1.0, **options: object
+        self,
+        worker: str,
+        *,
+        health: float = 60.0,
+        idle: float = 1.0,
+        width: int = 1,
+        **options: object,
     ) -> None:
         arguments = [worker, self.path, str(self.board.fd)]
         encoded = msgspec.msgpack.encode({"greeting": "hello", **options}).hex()
+        numbers = (health, idle, width)
         with self.errors.open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, *arguments, encoded, str(health), str(idle)],
+                [sys.executable, "-c", PROGRAM, *arguments, encoded, *map(str, numbers)],
                 pass_fds=[self.board.fd],
                 env={**os.environ, "PYTHONPATH": str(self.directory)},
                 stderr=errors,
@@ -72,7 +80,7 @@ class Fleet:
 
     def start(self, worker: str = "sample_workers:Sync", **options: Any) -> "Fleet":
         self.launch(worker, **options)
-        assert self.receive() == WorkerHello(PROTOCOL, "secret")
+        assert self.receive() == WorkerHello(PROTOCOL, "secret", options.get("width", 1))
         return self
 
     @property

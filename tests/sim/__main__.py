@@ -20,16 +20,13 @@ def main() -> int:
     options = parser.parse_args()
     began = time.monotonic()
     steps = failed = ran = 0
+    run = run_cluster if options.cluster else run_seed
     for seed in range(options.start, options.start + options.seeds):
-        if options.cluster:
-            ran += 1
-            steps += run_cluster(seed)
-            continue
         if options.profile and PROFILES[seed % len(PROFILES)].name != options.profile:
             continue
         ran += 1
         try:
-            steps += run_seed(seed)
+            steps += run(seed)
         except SeedFailed:
             traceback.print_exc()
             failed += 1
@@ -41,7 +38,7 @@ def main() -> int:
 
 
 def run_cluster(seed: int) -> int:
-    """One scenario of several nodes; the first that fails ends the run."""
+    """Run one scenario of several nodes; return its steps."""
     world = ClusterWorld(seed)
     world.run()
     return world.steps

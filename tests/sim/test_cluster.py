@@ -11,6 +11,7 @@ CORPUS = {
     1679: "what was granted to a pool that had just left the cluster was never given back",
     85: "an attempt that had expired began, where a timer was late",
     206867: "a shutdown that nobody answered: its ends wait for the lease",
+    3891: "a call of the sidecar before last came late, whose sessions had been ended (no bug)",
     1035: "an end that was told, and whose claim was registered again, counted twice",
 }
 

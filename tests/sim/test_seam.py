@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from simulation.added_timetable import AddedTimetable
 from simulation.cluster import KINDS, ClusterWorld
 from simulation.outages import Outages
 from simulation.profile import (
@@ -24,6 +25,8 @@ from simulation.profile import (
     MEMORY_SEED,
     NESTED_SEED,
     PROFILES,
+    SESSION_PROFILES,
+    SESSION_SEED,
     UNREADABLE_PROFILES,
     UNREADABLE_SEED,
 )
@@ -33,7 +36,7 @@ from simulation.timetable import Timetable
 from simulation.world import World
 
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.core.model import actions, events, schedule_events
 from support.core import action_kinds
 
 ROOT = Path(__file__).parents[2]
@@ -41,9 +44,9 @@ SUPERVISOR = ROOT / "supervisor"
 CORE = SUPERVISOR / "core"
 
 # Structs that are parts of events, not events.
-PARTS = {"EndedTask", "MemorySource", "OnDisk", "Recovered"}
+PARTS = {"AddedSchedule", "EndedTask", "MemorySource", "Recovered"}
 # Fields of actions that are empty when the core returns them.
-FILLED_IN_BY_THE_SHELL = {"Report": {"output"}}
+FILLED_IN_BY_THE_SHELL = {"Report": {"output", "summary", "before", "after"}}
 
 
 def structs_of(*modules: ModuleType) -> set[str]:
@@ -58,7 +61,8 @@ def structs_of(*modules: ModuleType) -> set[str]:
     }
 
 
-EVENTS = structs_of(events) - PARTS
+EVENT_KINDS = (events, schedule_events)
+EVENTS = structs_of(*EVENT_KINDS) - PARTS
 ACTIONS = {each.__name__ for each in action_kinds()}
 
 
@@ -161,23 +165,26 @@ def test_the_core_handles_every_event_there_is() -> None:
 
 
 def test_the_shell_makes_every_event_that_the_core_handles() -> None:
-    assert made_in(shell_files(), events) - PARTS == EVENTS
+    assert made_in(shell_files(), *EVENT_KINDS) - PARTS == EVENTS
 
 
 def test_the_simulation_makes_the_events_of_the_shell_and_no_others() -> None:
-    assert made_in(simulation_files(), events) - PARTS == EVENTS
+    assert made_in(simulation_files(), *EVENT_KINDS) - PARTS == EVENTS
 
 
-@pytest.mark.parametrize("name", sorted(structs_of(events)))
+@pytest.mark.parametrize("name", sorted(structs_of(*EVENT_KINDS)))
 def test_shell_and_simulation_fill_in_the_same_fields(name: str) -> None:
-    optional = may_be_left_out(vars(events)[name])
+    optional = may_be_left_out(next(vars(each)[name] for each in EVENT_KINDS if name in vars(each)))
     shell, simulation = filled_in_by_both()
     assert shell[name] & optional == simulation[name] & optional == optional
 
 
 @cache
 def filled_in_by_both() -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-    return filled_in(shell_files(), events), filled_in(simulation_files(), events)
+    return (
+        filled_in(shell_files(), *EVENT_KINDS),
+        filled_in(simulation_files(), *EVENT_KINDS),
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,7 +213,14 @@ def test_the_core_fills_in_every_field_of_an_action() -> None:
 
 
 @pytest.mark.parametrize(
-    "run", [lambda: run_seed(0), Outages(0).run, Timetable(0).run, SidecarWorld(0).run]
+    "run",
+    [
+        lambda: run_seed(0),
+        Outages(0).run,
+        Timetable(0).run,
+        AddedTimetable(0).run,
+        SidecarWorld(0).run,
+    ],
 )
 def test_every_world_checks_the_order_of_the_actions(
     monkeypatch: pytest.MonkeyPatch, run: Callable[[], object]
@@ -259,7 +273,8 @@ def test_a_few_seeds_tell_the_core_every_event_and_get_every_action(
     all_at_once = range(len(KINDS) - 1, 30 * len(KINDS), len(KINDS))
     for seed in (*range(len(KINDS)), *all_at_once):  # an attempt is seldom lost alone
         ClusterWorld(seed).run()
-    Timetable(0).run()
+    Timetable(1).run()
+    AddedTimetable(0).run()
     Outages(0).run()
     for seed in (
         *range(10 * len(PROFILES)),  # a worker class rarely fails to load
@@ -267,6 +282,7 @@ def test_a_few_seeds_tell_the_core_every_event_and_get_every_action(
         *range(UNREADABLE_SEED, UNREADABLE_SEED + 2 * len(UNREADABLE_PROFILES)),
         MEMORY_SEED,
         NESTED_SEED,
+        *range(SESSION_SEED, SESSION_SEED + len(SESSION_PROFILES)),
     ):
         run_seed(seed)
     assert told == EVENTS

@@ -18,6 +18,8 @@ from simulation.profile import (
     PROFILES,
     RUDE_PROFILES,
     RUDE_SEED,
+    SESSION_PROFILES,
+    SESSION_SEED,
     UNREADABLE_PROFILES,
     UNREADABLE_SEED,
     WIDE_PROFILES,
@@ -141,6 +143,22 @@ def test_every_invariant_holds_where_tasks_wait_for_tasks(seeds: range, number: 
     for seed in range(count):
         told += run_world(NESTED_SEED + seed * len(NESTED_PROFILES) + number).watch.waits.told
     assert told >= count // 4, "hardly anybody waits in vain"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", range(len(SESSION_PROFILES)), ids=[each.name for each in SESSION_PROFILES]
+)
+def test_every_invariant_holds_where_tasks_use_sessions(seeds: range, number: int) -> None:
+    runs = handed_on = 0
+    count = max(1, len(seeds) // len(PROFILES))
+    for seed in range(count):
+        watch = run_world(SESSION_SEED + seed * len(SESSION_PROFILES) + number).watch
+        runs += watch.sessions.runs
+        handed_on += watch.sessions.handed_on
+    assert runs >= 4 * count, "hardly any task uses a session"
+    rare = count < FALLBACK_SEEDS or not SESSION_PROFILES[number].kills
+    assert handed_on or rare, "no death ever frees a session"
 
 
 @pytest.mark.timeout(600)

@@ -84,8 +84,10 @@ def test_uninstalling_leaves_data_and_configuration_only(host: Host) -> None:
     host.run("systemctl", "enable", "--now", "musterd", "musterd@red")
     host.submit("jobs.add", "a=1", "b=2")
     said = host.run("make", "-C", "/usr/src/musterd", "uninstall").stdout
-    data = "/var/lib/musterd, /var/lib/musterd-red, /var/log/musterd, /var/log/musterd-red"
-    assert f"kept /etc/musterd, {data} and the user musterd" in said, said
+    folders = ("musterd", "musterd-keys", "musterd-red", "musterd-red-keys")
+    data = ", ".join(f"/var/lib/{name}" for name in folders)
+    logs = "/var/log/musterd, /var/log/musterd-red"
+    assert f"kept /etc/musterd, {data}, {logs} and the user musterd" in said, said
     assert not host.daemon_processes()
     left = host.run("find", "/usr/local", "/opt/musterd", "-name", "*muster*", check=False)
     assert left.stdout == ""

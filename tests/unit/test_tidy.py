@@ -18,7 +18,13 @@ MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 80
 
 # Rooms and modules of ipc that are as pure as the core, so that the core may use them.
-PURE = ("ipc.resilience", "ipc.wire.messages", "ipc.wire.node_messages")
+PURE = (
+    "ipc.resilience",
+    "ipc.wire.history",
+    "ipc.wire.messages",
+    "ipc.wire.node_messages",
+    "ipc.wire.schedule_messages",
+)
 # The core has no I/O, no clock, no randomness of its own.
 IMPURE = {
     "asyncio",

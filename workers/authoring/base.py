@@ -10,17 +10,22 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
 
+import msgspec
 from msgspec import Struct
 
-from musterd.ipc.wire.messages import AS_CONFIGURED, NOT_GIVEN, FallbackOn, Lease
+from musterd.ipc.wire.messages import AS_CONFIGURED, NOT_GIVEN, FallbackOn, Fetching, Lease
 from musterd.workers.authoring import closing
+from musterd.workers.authoring.artefacts import Artefacts, Held, check_name
+from musterd.workers.authoring.settings import settings
 from musterd.workers.metrics import Metrics, metrics
 
 if TYPE_CHECKING:
     from musterd.workers.authoring.lock import SharedLock
     from musterd.workers.authoring.request_channel import RequestChannel
+    from musterd.workers.authoring.session import Session
     from musterd.workers.authoring.state import OperationState
 
 RETRIES_MAX = 1000  # as on the wire (TaskSpec.max_retries)
@@ -29,6 +34,7 @@ TIMEOUT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: more is a mistake in the unit
 LOCK_SECONDS = 5.0  # work that needs a lock for longer should not hold one
 
 TASK_ATTRIBUTE = "__musterd_task__"
+NO_FETCHING = Fetching()
 
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=Callable[..., Any])
@@ -114,11 +120,18 @@ class TaskInterrupted(BaseException):
     """
 
 
+class _Watched(Struct, array_like=True, frozen=True):
+    """Rules of a Lease: the part that says which fields of a result are watched."""
+
+    watch: tuple[str, ...] = ()  # none: all of them
+    ignore: tuple[str, ...] = ()
+
+
 class Context:
     """Handler's view of its attempt."""
 
     __slots__ = (
-        *("_channel", "_lease", "_log", "_state"),
+        *("_artefacts", "_channel", "_lease", "_log", "_session", "_state"),
         *("attempt", "cancelled", "deadline", "task_id"),
     )
 
@@ -136,7 +149,9 @@ class Context:
         self.cancelled = False
         self._channel = channel  # None outside of a worker, as in a test of a handler
         self._lease = lease
+        self._artefacts: Artefacts | None = None
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
+        self._session: Session | None = None
         self._state: OperationState | None = None
 
     def progress(self, fraction: float, text: str = "") -> None:
@@ -146,6 +161,11 @@ class Context:
             raise ValueError(f"ctx.progress({share!r}): give a fraction from 0 to 1")
         if self._channel is not None and self._lease is not None:
             self._channel.progress(self._lease, share, text)
+
+    @property
+    def watch(self) -> bytes:
+        """Rules of what counts as a change of the result (ipc.watching); b"" if nobody watches."""
+        return self._lease.watch if self._lease is not None else b""
 
     @property
     def state(self) -> "OperationState":
@@ -172,6 +192,113 @@ class Context:
             raise RuntimeError("this context belongs to no worker, so it cannot lock anything")
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         return self._channel.lock(self._lease, name, seconds)
+
+    def session(self, name: str | None = None) -> "Session":
+        """Use the session that the task was submitted with (`with` or `async with`)."""
+        if self._channel is None or self._lease is None:
+            raise RuntimeError("this context belongs to no worker, so it has no session")
+        if self._session is None or name not in (None, self._session.name):
+            self._session = self._channel.session(self._lease, self, name)
+        return self._session
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the task was submitted with a session."""
+        return self._lease is not None and bool(self._lease.session)
+
+    def may_log_in_again(self) -> bool:
+        """Tell whether another login may help after LoggedOut."""
+        return self._session is not None and self._session.may_log_in_again()
+
+    @property
+    def fetching(self) -> Fetching:
+        """What the task's target says about fetching its pages."""
+        said = self._lease.fetching if self._lease is not None else None
+        return said or NO_FETCHING
+
+    def runs(self, method: str) -> bool:
+        """Tell whether this method is the task, and is not called by another handler."""
+        return self._lease is not None and self._lease.method == method
+
+    @property
+    def watched(self) -> bool:
+        """Whether a schedule watches the result for changes."""
+        return self._lease is not None and self._lease.watch != b""
+
+    def watches(self, field: str) -> bool:
+        """Tell whether a schedule watches this field of the result."""
+        if self._lease is None or not self._lease.watch:
+            return False
+        rules = msgspec.msgpack.decode(self._lease.watch, type=_Watched)
+        named = {each.partition(".")[0] for each in rules.watch}
+        return (not named or field in named) and field not in rules.ignore
+
+    @property
+    def private(self) -> bool:
+        """Whether the attempt has a session, or secrets among its arguments."""
+        lease, channel = self._lease, self._channel
+        return lease is not None and (
+            lease.session != "" or (channel is not None and channel.vault.opened)
+        )
+
+    def wants_artefacts(self, *, always: bool = False) -> bool:
+        """Tell whether artefacts are kept of this attempt if it fails.
+
+        Of an attempt that has a session or has seen secrets, only `always`.
+        """
+        if self._lease is None or settings().artefacts is None:
+            return False
+        secrets = self._channel is not None and self._channel.vault.used
+        return always or not (self.private or secrets)
+
+    def artefact(self, name: str, data: Held, *, always: bool = False) -> None:
+        """Keep bytes or a text as a file if this attempt fails: `ctx.artefact("page.html", html)`.
+
+        `musterctl task ID --save DIR` fetches it. Nothing is kept of an attempt that has a session
+        or has seen secrets, unless with `always`. Known secrets are taken out of texts, not out of
+        bytes. A function in place of the data is called if the attempt has failed.
+        """
+        check_name(name)
+        if self.wants_artefacts(always=always):
+            self._held(always=always).hold(name, data)
+
+    def artefact_path(self, name: str, *, always: bool = False) -> Path | None:
+        """Return where a tool may write an artefact itself; None where none are kept."""
+        check_name(name)
+        return self._held(always=always).path(name) if self.wants_artefacts(always=always) else None
+
+    def _held(self, *, always: bool) -> Artefacts:
+        if self._artefacts is None:
+            keep = settings().artefacts
+            assert keep is not None, "no artefacts are kept"
+            self._artefacts = Artefacts(keep)
+        self._artefacts.always &= always
+        return self._artefacts
+
+    def drop_artefacts(self) -> None:
+        """Forget them: the attempt has succeeded."""
+        if self._artefacts is not None:
+            self._artefacts.discard()
+
+    def keep_artefacts(self) -> None:
+        """Write them to disk, after a failure; nobody looks into those of a cancelled task."""
+        if self._artefacts is None:
+            return
+        # A secret may have been looked up after something was held.
+        if self.cancelled or not self.wants_artefacts(always=self._artefacts.always):
+            self._artefacts.discard()
+            return
+        redact = str if self._channel is None else self._channel.vault.redact
+        try:
+            self._artefacts.publish(self.task_id, self.attempt, redact)
+        except Exception as error:  # noqa: BLE001 - also of a function that makes one
+            self.log.warning("artefacts of the attempt are not kept: %s", error)
+
+    def secret(self, name: str) -> str:
+        """Return the value of a secret of this pool, and keep it out of all messages."""
+        if self._channel is None:
+            raise RuntimeError("this context belongs to no worker, so it has no secrets")
+        return self._channel.vault.value(name)
 
     @property
     def metrics(self) -> Metrics:

@@ -8,7 +8,7 @@ another one.
 import threading
 from collections.abc import Iterator
 from itertools import count
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import (
@@ -20,11 +20,14 @@ from musterd.ipc.wire.messages import (
     SaveState,
 )
 from musterd.workers.authoring import forks
-from musterd.workers.authoring.base import Worker
+from musterd.workers.authoring.base import Context, Worker
 from musterd.workers.authoring.lock import SharedLock
 from musterd.workers.authoring.state import OperationState
 from musterd.workers.authoring.vault import Vault
 from musterd.workers.texts import plain_text
+
+if TYPE_CHECKING:
+    from musterd.workers.authoring.session import Session
 
 ASKS_MAX = 100  # answers that the coroutines of one handler may await at once
 PROGRESS_CHARS_MAX = 500  # as on the wire (Progress.text)
@@ -79,6 +82,11 @@ class RequestChannel:
 
     def lock(self, lease: Lease, name: str, timeout: float) -> SharedLock:
         return SharedLock(self, lease, name, timeout)
+
+    def session(self, lease: Lease, context: Context, name: str | None) -> "Session":
+        from musterd.workers.authoring.session import open_session
+
+        return open_session(self, lease, context, name)
 
     def progress(self, lease: Lease, fraction: float, text: str) -> None:
         """Report progress without waiting, from any thread; do nothing after the lease's end."""
@@ -138,6 +146,7 @@ class RequestChannel:
 
 
 def _awaited(call: str) -> str:
-    if "lock" in call:
-        return "async with ctx.lock(...)"
-    return f"await {call.replace('state.', 'state.a')}"
+    if call in ("ctx.lock()", "ctx.session()"):
+        return f"async with {call[:-1]}...)"
+    owner, _, method = call.rpartition(".")
+    return f"await {owner}.a{method}"

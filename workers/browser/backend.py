@@ -2,15 +2,24 @@
 
 import asyncio
 from abc import ABC, abstractmethod
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 from msgspec import Meta, Struct
 
+from musterd.ipc.errors import ProxyFailed
+from musterd.workers.authoring.session import ORIGINS_MAX, Session
+from musterd.workers.authoring.session import Cookie as SessionCookie
 from musterd.workers.browser.errors import BrowserError, ScriptFailed
 from musterd.workers.pages.http import (
+    PROXY_LOGIN,
+    SCHEMES,
+    UNAUTHORIZED,
     BadRequest,
+    HttpError,
     PageTooLarge,
     SiteUnreachable,
     shown_url,
@@ -19,6 +28,8 @@ from musterd.workers.pages.http import (
 
 POLL_SECONDS = 0.05  # between two looks for a selector
 HAS_BODY = "!!document.body"
+CONSOLE_LINES_MAX = 500  # of one page
+CONSOLE_CHARS_MAX = 1000
 PROBE = "6 * 7"
 PROBE_ANSWER = 42
 ABORTED = "net::ERR_ABORTED"  # also reported for a page whose renderer died
@@ -36,6 +47,18 @@ UNOPENABLE = {
     "net::ERR_INVALID_URL": "it is not a valid address",
     "net::ERR_UNSAFE_PORT": "no browser opens that port",
 }
+NO_TUNNEL = "net::ERR_TUNNEL_CONNECTION_FAILED"
+# Chromium's words for a proxy that fails.
+PROXY_ERRORS = (
+    NO_TUNNEL,
+    "net::ERR_PROXY_CONNECTION_FAILED",
+    "net::ERR_PROXY_AUTH_REQUESTED",
+    "net::ERR_PROXY_AUTH_UNSUPPORTED",
+    "net::ERR_UNEXPECTED_PROXY_AUTH",
+    "net::ERR_PROXY_CERTIFICATE_INVALID",
+    "net::ERR_SOCKS_CONNECTION_FAILED",
+    "net::ERR_NO_SUPPORTED_PROXIES",
+)
 # Reported for a document that was not cut short: it was stopped, or never begun, which goto()
 # raises.
 NOT_CUT = (ABORTED, EMPTY_ERROR, LOGIN_WANTED)
@@ -45,6 +68,8 @@ NO_CONTENT = (204, 205)  # statuses that never come with a page
 # character of the limit cannot be within it.
 BYTES_PER_CHARACTER = 3
 TOO_LARGE = "musterd: too large: "  # thrown by our wrapping of a script, with the length
+
+SAME_SITE = ("Strict", "Lax", "None")
 
 WaitUntil = Literal["commit", "domcontentloaded", "load", "networkidle"]
 Block = Literal["image", "font", "media", "stylesheet"]
@@ -58,6 +83,14 @@ _SNAPSHOT = """(() => {{
   return html.length > {limit} ? {{length: html.length}}
     : {{html, title: document.title, url: document.URL}};
 }})()"""
+
+
+NO_PAGE = "about:blank"
+_FILL = """(values => {{
+  for (const [name, text] of Object.entries(values)) localStorage.setItem(name, text);
+}})({values})"""
+# Some pages have none, such as those of data: addresses, and reading it raises.
+_STORED = "(() => { try { return {...localStorage}; } catch { return {}; } })()"
 
 
 class Viewport(Struct, frozen=True, forbid_unknown_fields=True):
@@ -137,6 +170,36 @@ def cookies_for(settings: Settings, url: str) -> list[dict[str, Any]]:
     ]
 
 
+def _written(cookie: SessionCookie) -> dict[str, Any]:
+    """Return a cookie of a session as Chromium and Playwright take it."""
+    written = {
+        "name": cookie.name,
+        "value": cookie.value,
+        "domain": cookie.domain,
+        "path": cookie.path,
+        "secure": cookie.secure,
+        "httpOnly": cookie.http_only,
+    }
+    if cookie.expires:
+        written["expires"] = cookie.expires
+    if cookie.same_site in SAME_SITE:
+        written["sameSite"] = cookie.same_site
+    return written
+
+
+def _read(cookie: dict[str, Any]) -> SessionCookie:
+    return SessionCookie(
+        name=cookie["name"],
+        value=cookie["value"],
+        domain=cookie["domain"],
+        path=cookie["path"],
+        expires=max(0.0, float(cookie["expires"])),
+        secure=cookie["secure"],
+        http_only=cookie["httpOnly"],
+        same_site=cookie.get("sameSite", ""),
+    )
+
+
 def bad_cookies(settings: Settings, reason: str) -> BadRequest:
     """Return the error without values: they may be secret."""
     names = ", ".join(repr(each.name) for each in settings.cookies)
@@ -144,6 +207,14 @@ def bad_cookies(settings: Settings, reason: str) -> BadRequest:
         f"the cookies {names} cannot be set ({reason}): look at their names, domains, paths and "
         "characters; __Host- and __Secure- need secure = true"
     )
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of an address of the web; "" of any other."""
+    scheme, mark, rest = url.partition("://")
+    if scheme not in SCHEMES or not mark:
+        return ""
+    return f"{scheme}://{rest.partition('/')[0].partition('?')[0].rpartition('@')[2]}"
 
 
 def content_length(headers: dict[str, str]) -> int:
@@ -171,13 +242,29 @@ def cannot_open(url: str, reason: str, status: int = 0) -> Exception:
     `url` may be shown; `status` is the site's answer, if there was one.
     """
     if reason == LOGIN_WANTED:
-        return status_error(401, url, reason="and asks for a login")
+        # A proxy is asked for its login in the same words as a site.
+        return status_error(status or UNAUTHORIZED, url, reason="and asks for a login")
     if status and (reason == EMPTY_ERROR or (reason == ABORTED and status in NO_CONTENT)):
         return status_error(status, url, reason="without a page")
     if why := UNOPENABLE.get(reason):
         return BadRequest(f"cannot open {url}: {why} ({reason})")
     kind = SiteUnreachable if reason.startswith("net::ERR_") else BrowserError
     return kind(f"cannot open {url}: {reason}")
+
+
+def proxy_failure(error: Exception, proxy: str) -> ProxyFailed | None:
+    """Return the error of a proxy, which may be shown; None if it was the site's."""
+    if isinstance(error, ProxyFailed):
+        return error
+    if isinstance(error, HttpError):
+        if error.status != PROXY_LOGIN:
+            return None
+        return ProxyFailed(f"the proxy {proxy} wants another login: {error}")
+    reason = next((each for each in PROXY_ERRORS if each in str(error)), "")
+    if not reason:
+        return None
+    # A tunnel that the proxy refuses may be the fault of the site.
+    return ProxyFailed(f"the proxy {proxy} failed: {reason}", everywhere=reason != NO_TUNNEL)
 
 
 def is_download(url: str) -> BadRequest:
@@ -207,10 +294,29 @@ def merge(defaults: Settings, given: dict[str, Any]) -> Settings:
     return msgspec.structs.replace(defaults, **fields)
 
 
+class Console:
+    """First lines that a page's scripts wrote, and errors of the page."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    @property
+    def full(self) -> bool:
+        """Whether no more lines are kept; then nobody need listen."""
+        return len(self.lines) >= CONSOLE_LINES_MAX
+
+    def add(self, kind: str, text: str, where: str = "") -> None:
+        if not self.full:
+            place = f" ({shown_url(where)})" if where else ""
+            self.lines.append(f"{kind}: {text[:CONSOLE_CHARS_MAX]}{place}")
+
+
 class Page(ABC):
     """Page in a context of its own. Every method may wait forever: use a deadline."""
 
     raw: Any  # Playwright's Page, or the Session of our own client
+    console: Console  # empty where the backend does not listen
+    origins: set[str]  # of the documents that the page has shown
     characters_max = 0  # of a document: one that cannot be within it is not loaded; 0: any
 
     @abstractmethod
@@ -228,6 +334,34 @@ class Page(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Close the page's whole context, popups included."""
+
+    @abstractmethod
+    async def last_picture(self) -> bytes:
+        """Return what is in view as PNG, also of a page that was cut short or refused."""
+
+    @abstractmethod
+    async def last_html(self, characters_max: int) -> str:
+        """Return the beginning of the document, likewise."""
+
+    async def start_trace(self) -> None:
+        """Record what the page does from now on; the options allow it where the backend can."""
+        raise NotImplementedError
+
+    async def stop_trace(self, path: Path) -> None:
+        """Write what was recorded as a file."""
+        raise NotImplementedError
+
+    @abstractmethod
+    async def set_cookies(self, cookies: list[dict[str, Any]]) -> None:
+        """Set cookies of the page's context, each as Chromium and Playwright take it."""
+
+    @abstractmethod
+    async def get_cookies(self) -> list[dict[str, Any]]:
+        """Return all cookies of the page's context, likewise."""
+
+    @abstractmethod
+    def blank(self) -> AbstractAsyncContextManager[None]:
+        """`async with page.blank()`: every address is an empty page, and no site is asked."""
 
     @abstractmethod
     def check_document(self) -> None:
@@ -277,6 +411,31 @@ class Page(ABC):
                 return
             await asyncio.sleep(POLL_SECONDS)
 
+    async def put_session(self, session: Session) -> None:
+        """Fill a fresh page with the cookies and the local storage of a session."""
+        if session.cookies:
+            await self.set_cookies([_written(each) for each in session.cookies])
+        if session.storage:
+            async with self.blank():
+                for origin, values in session.storage.items():
+                    await self.goto(f"{origin}/")
+                    await self.evaluate(_FILL.format(values=msgspec.json.encode(values).decode()))
+                await self.goto(NO_PAGE)
+        self.origins.clear()
+
+    async def take_session(self, session: Session) -> None:
+        """Take cookies and local storage out of the page, which shows nothing any more."""
+        shown = await self.evaluate("location.origin")
+        origins = {each for each in (*self.origins, *session.storage, shown) if "://" in each}
+        storage = {shown: await self.evaluate(_STORED)} if shown in origins else {}
+        if others := sorted(origins - {shown})[:ORIGINS_MAX]:
+            async with self.blank():
+                for origin in others:
+                    await self.goto(f"{origin}/")
+                    storage[origin] = await self.evaluate(_STORED)
+        session.storage = {origin: values for origin, values in storage.items() if values}
+        session.cookies = [_read(each) for each in await self.get_cookies()]
+
     async def snapshot(self, characters_max: int) -> Rendered:
         """Return the document with its title and address; PageTooLarge over the limit."""
         expression = _SNAPSHOT.format(limit=characters_max)
@@ -301,6 +460,7 @@ class Backend(ABC):
     """Running browser."""
 
     pages = 0  # open ones
+    listens = False  # to consoles of pages
 
     @abstractmethod
     async def open_page(self, settings: Settings, url: str) -> Page:
@@ -330,6 +490,11 @@ def _bounded(body: str, characters_max: int) -> str:
   if (length > {characters_max}) throw new RangeError("{TOO_LARGE}" + length);
   return value;
 }})()"""
+
+
+def html_start(characters_max: int) -> str:
+    """Return an expression for the beginning of the document."""
+    return f"(document.documentElement?.outerHTML || '').slice(0, {characters_max})"
 
 
 def _look(selector: str) -> str:

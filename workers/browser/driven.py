@@ -9,7 +9,8 @@ import base64
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psutil
@@ -21,6 +22,7 @@ from musterd.workers.browser.backend import (
     HAS_BODY,
     NOT_CUT,
     Backend,
+    Console,
     Page,
     Settings,
     WaitUntil,
@@ -30,8 +32,10 @@ from musterd.workers.browser.backend import (
     content_length,
     cookies_for,
     cut_short,
+    html_start,
     is_download,
     is_too_large,
+    origin_of,
     read_proxy,
     whole_document,
 )
@@ -262,6 +266,7 @@ class DrivenPage(Page):
         self._backend = backend
         self._context = context
         self._closed = False
+        self.origins = set()
         self._crashed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._too_large: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._cut: asyncio.Future[tuple[str, str]] = asyncio.get_running_loop().create_future()
@@ -270,6 +275,12 @@ class DrivenPage(Page):
         page.on("crash", self._note_crash)
         page.on("response", self._note_response)
         page.on("requestfailed", self._note_failure)
+        self.console = Console()
+        self._listens = backend.listens
+        self._traces = False
+        if self._listens:
+            page.on("console", self._note_said)
+            page.on("pageerror", self._note_thrown)
 
     def _note_crash(self, _: "async_api.Page") -> None:
         if not self._crashed.done():
@@ -281,6 +292,7 @@ class DrivenPage(Page):
             return
         self._status = response.status
         self._document = request
+        self.origins.add(origin_of(response.url))
         size = content_length(response.headers)
         if is_too_large(size, self.characters_max) and not self._too_large.done():
             self._too_large.set_result(size)  # reject the whole document
@@ -291,6 +303,19 @@ class DrivenPage(Page):
         reason = request.failure or "it failed"
         if reason not in NOT_CUT and not self._cut.done():
             self._cut.set_result((shown_url(request.url), reason))
+
+    def _note_said(self, message: "async_api.ConsoleMessage") -> None:
+        self._heard(message.type, message.text, message.location.get("url", ""))
+
+    def _note_thrown(self, error: "async_api.Error") -> None:
+        self._heard("error", f"{error.name}: {error.message}", "")
+
+    def _heard(self, kind: str, text: str, where: str) -> None:
+        self.console.add(kind, text, where)
+        if self.console.full and self._listens:  # a page may say things forever
+            self._listens = False
+            self.raw.remove_listener("console", self._note_said)
+            self.raw.remove_listener("pageerror", self._note_thrown)
 
     def check_document(self) -> None:
         if self._cut.done():
@@ -337,6 +362,47 @@ class DrivenPage(Page):
             "Page.captureScreenshot", {"format": "png", "captureBeyondViewport": True, **clip}
         )
         return base64.b64decode(answer["data"])
+
+    async def last_picture(self) -> bytes:
+        return await self._tried(self.raw.screenshot(timeout=0))
+
+    async def last_html(self, characters_max: int) -> str:
+        return str(await self._tried(self.raw.evaluate(html_start(characters_max))))
+
+    async def start_trace(self) -> None:
+        await self._done(self._context.tracing.start(screenshots=True, snapshots=True))
+        self._traces = True
+
+    async def stop_trace(self, path: Path) -> None:
+        if self._traces:
+            self._traces = False
+            await self._tried(self._context.tracing.stop(path=path))
+
+    async def _tried(self, work: Awaitable[T]) -> T:
+        """Return the result whatever is known of the document, or raise our error."""
+        try:
+            return await work
+        except playwright_api.Error as error:
+            raise self._backend.translated(error) from None
+
+    async def set_cookies(self, cookies: list[dict[str, Any]]) -> None:
+        written: Any = cookies
+        await self._done(self._context.add_cookies(written))
+
+    async def get_cookies(self) -> list[dict[str, Any]]:
+        found: Any = await self._done(self._context.cookies())
+        return list(found)
+
+    @contextlib.asynccontextmanager
+    async def blank(self) -> AsyncIterator[None]:
+        async def answer(route: "async_api.Route") -> None:
+            await route.fulfill(status=200, content_type="text/html", body="")
+
+        await self._done(self.raw.route("**/*", answer))
+        try:
+            yield
+        finally:
+            await self._done(self.raw.unroute("**/*", answer))
 
     async def close(self) -> None:
         if self._closed:

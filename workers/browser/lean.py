@@ -124,6 +124,11 @@ class LeanBackend(Backend):
             raise
         return page
 
+    async def cookies(self, context: str) -> list[dict[str, Any]]:
+        answer = await self._browser.command("Storage.getCookies", browserContextId=context)
+        cookies: list[dict[str, Any]] = answer["cookies"]
+        return cookies
+
     async def dispose(self, context: str) -> None:
         """End a context; ignore one that is gone already, or died with its browser."""
         try:

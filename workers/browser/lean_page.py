@@ -4,12 +4,14 @@ import asyncio
 import base64
 import contextlib
 import functools
+from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 from musterd.workers.browser.backend import (
     ABORTED,
     ABORTED_SECONDS,
     NOT_CUT,
+    Console,
     Page,
     Settings,
     WaitUntil,
@@ -19,8 +21,10 @@ from musterd.workers.browser.backend import (
     content_length,
     cookies_for,
     cut_short,
+    html_start,
     is_download,
     is_too_large,
+    origin_of,
     read_proxy,
     whole_document,
 )
@@ -71,6 +75,9 @@ class LeanPage(Page):
         self._too_large = 0  # bytes of a document that was refused
         self._cut = ""  # why the connection broke inside that document
         self._moved = asyncio.Event()  # any of the fields above has changed
+        self.origins = set()
+        self.console = Console()
+        self._blank = False  # answer all requests ourselves
         self._credentials: dict[str, str] = {}
         self._blocked: set[str] = set()
         self._requests: list[tuple[str, dict[str, Any]]] = []
@@ -101,6 +108,11 @@ class LeanPage(Page):
             ),
         ]
         commands += self._requests
+        if self._backend.listens:
+            page.on("Runtime.consoleAPICalled", self._said)
+            page.on("Runtime.exceptionThrown", self._threw)
+            page.on("Log.entryAdded", self._logged)
+            commands += [("Runtime.enable", {}), ("Log.enable", {})]
         cookies = [self._set_cookies(settings, url)] if settings.cookies else []
         # Chromium takes them in this order; the answers are awaited together.
         await asyncio.gather(
@@ -114,6 +126,26 @@ class LeanPage(Page):
             await self.raw.command("Network.setCookies", cookies=cookies_for(settings, url))
         except CommandFailed as error:
             raise bad_cookies(settings, str(error)) from None
+
+    async def set_cookies(self, cookies: list[dict[str, Any]]) -> None:
+        await self.raw.command("Network.setCookies", cookies=cookies)
+
+    async def get_cookies(self) -> list[dict[str, Any]]:
+        return await self._backend.cookies(self.context)
+
+    @contextlib.asynccontextmanager
+    async def blank(self) -> AsyncIterator[None]:
+        before = [params for name, params in self._requests if name == "Fetch.enable"]
+        await self.raw.command("Fetch.enable", patterns=[{"urlPattern": "*"}])
+        self._blank = True
+        try:
+            yield
+        finally:
+            self._blank = False
+            if before:
+                await self.raw.command("Fetch.enable", **before[0])
+            else:
+                await self.raw.command("Fetch.disable")
 
     def _about_requests(self, settings: Settings) -> list[tuple[str, dict[str, Any]]]:
         """Return the commands for every frame; one of another site has a session of its own."""
@@ -203,10 +235,8 @@ class LeanPage(Page):
         except CommandFailed as error:
             text = str(error)
             raise ScriptFailed(text, navigated=any(each in text for each in NAVIGATED)) from None
-        if thrown := answer.get("exceptionDetails"):
-            about = thrown.get("exception", {})
-            text = about.get("description") or about.get("value") or thrown.get("text", "")
-            raise ScriptFailed(str(text).partition("\n")[0])
+        if details := answer.get("exceptionDetails"):
+            raise ScriptFailed(thrown(details)[0].partition("\n")[0])
         return answer["result"].get("value")
 
     async def screenshot(self, *, full_page: bool = False) -> bytes:
@@ -218,6 +248,12 @@ class LeanPage(Page):
             **(await self._whole() if full_page else {}),
         )
         return base64.b64decode(answer["data"])
+
+    async def last_picture(self) -> bytes:
+        return await self.screenshot()
+
+    async def last_html(self, characters_max: int) -> str:
+        return str(await self.evaluate(html_start(characters_max)))
 
     async def _whole(self) -> dict[str, Any]:
         return whole_document(await self.raw.command("Page.getLayoutMetrics"))
@@ -252,6 +288,7 @@ class LeanPage(Page):
             if event.get("frameId") == self.target:
                 self._document, self._received, self._cut = event["requestId"], 0, ""
                 self._document_url = shown_url(event["response"].get("url", ""))
+                self.origins.add(origin_of(event["response"].get("url", "")))
                 self._measure(content_length(event["response"].get("headers", {})))
 
     def _data(self, event: dict[str, Any]) -> None:
@@ -273,6 +310,27 @@ class LeanPage(Page):
             self._too_large = size
             self.raw.notify("Page.stopLoading")
             self._moved.set()
+
+    def _said(self, event: dict[str, Any]) -> None:
+        text = " ".join(
+            str(each.get("value", each.get("description", each.get("type"))))
+            for each in event.get("args", ())
+        )
+        frames = event.get("stackTrace", {}).get("callFrames", ())
+        self._heard(event.get("type", "log"), text, frames[0].get("url", "") if frames else "")
+
+    def _threw(self, event: dict[str, Any]) -> None:
+        self._heard("error", *thrown(event.get("exceptionDetails", {})))
+
+    def _logged(self, event: dict[str, Any]) -> None:
+        entry = event.get("entry", {})
+        self._heard(entry.get("level", "log"), entry.get("text", ""), entry.get("url", ""))
+
+    def _heard(self, kind: str, text: str, where: str) -> None:
+        self.console.add(kind, text, where)
+        if self.console.full:  # a page may say things forever
+            self.raw.notify("Runtime.disable")
+            self.raw.notify("Log.disable")
 
     def _dialog(self, session: Session, event: dict[str, Any]) -> None:
         # Nobody is there to answer; only leaving a page is agreed to.
@@ -298,7 +356,12 @@ class LeanPage(Page):
 
     def _paused(self, session: Session, event: dict[str, Any]) -> None:
         request = event["requestId"]
-        if event.get("resourceType") in self._blocked:
+        if self._blank:
+            html = [{"name": "Content-Type", "value": "text/html"}]
+            session.notify(
+                "Fetch.fulfillRequest", requestId=request, responseCode=200, responseHeaders=html
+            )
+        elif event.get("resourceType") in self._blocked:
             session.notify("Fetch.failRequest", requestId=request, errorReason="BlockedByClient")
         else:
             session.notify("Fetch.continueRequest", requestId=request)
@@ -312,3 +375,10 @@ class LeanPage(Page):
         session.notify(
             "Fetch.continueWithAuth", requestId=event["requestId"], authChallengeResponse=answer
         )
+
+
+def thrown(details: dict[str, Any]) -> tuple[str, str]:
+    """Return what a script threw, and the address of the script."""
+    about = details.get("exception", {})
+    text = about.get("description") or about.get("value") or details.get("text", "")
+    return str(text), details.get("url", "")

@@ -19,15 +19,17 @@ import random
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta
 
-from musterd.ipc.errors import ConfigurationError
+from musterd.ipc.errors import ConfigurationError, LoggedOut
 from musterd.workers.authoring.base import Context, Worker, task
+from musterd.workers.authoring.session import Session
+from musterd.workers.authoring.settings import settings as given_settings
+from musterd.workers.browser import evidence
 from musterd.workers.browser.backend import (
     Backend,
     Block,
@@ -40,24 +42,26 @@ from musterd.workers.browser.backend import (
 from musterd.workers.browser.chromium import find_executable
 from musterd.workers.browser.driven import DrivenBackend, check_installed
 from musterd.workers.browser.errors import LOST, BrowserError, BrowserStuck
-from musterd.workers.browser.filter_proxy import NO_DIRECT_UDP, REFUSED, FilterProxy
+from musterd.workers.browser.filter_proxy import NO_DIRECT_UDP
 from musterd.workers.browser.lean import LeanBackend
+from musterd.workers.browser.network import NO_PROXY, Network
 from musterd.workers.metrics import metrics
 from musterd.workers.pages.addresses import AddressRules
-from musterd.workers.pages.connections import AddressRefused
 from musterd.workers.pages.extraction import Value, compile_selectors
 from musterd.workers.pages.http import (
     PAGE_BYTES_MAX,
-    BadRequest,
+    PROXY_LOGIN,
+    HttpError,
     PageTooLarge,
     SiteTimeout,
     SiteUnreachable,
-    check_url,
     shown_url,
     status_error,
 )
-from musterd.workers.pages.options import read_options, read_rules
+from musterd.workers.pages.kinds import check_watched
+from musterd.workers.pages.options import check_proxies, read_options, read_rules
 from musterd.workers.pages.page_reader import PageReader
+from musterd.workers.pages.watched import check_found
 
 LAUNCH_SECONDS = 25.0  # below the pool's start_timeout of 30 s, so that the reason is reported
 PROBE_SECONDS = 5.0  # a new context takes some 50 ms; a hundred times that is a wedged browser
@@ -66,6 +70,7 @@ BUSY_SECONDS, LOOK_SECONDS, WORK_SECONDS = 25.0, 1.0, 0.05
 CLOSE_SECONDS = 3.0  # likewise; and a task that does not end 5 s after its timeout costs the worker
 # Part of a task's time kept to close its page and to report what failed: a tenth, within reason.
 LEAVE_SHARE, LEAVE_SECONDS_MAX = 0.1, 1.0
+TAKE_SECONDS = 30.0  # to take cookies and storage out of a page; some 50 ms for each site
 RECYCLE_REQUESTS = 50  # browsers grow with every page
 RECYCLE_SECONDS = 1800.0
 RECYCLE_JITTER = 0.1  # a tenth more or less
@@ -75,11 +80,6 @@ TIMEOUTS_MAX = 3
 DEFAULT_SELECT = {"title": "title"}
 # Chromium shows a page of its own in place of an empty error of a site, the headless shell nothing.
 EMPTY_DOCUMENT = "!document.body?.childNodes.length && !document.head?.childNodes.length"
-
-NO_PROXY = (
-    "a proxy cannot be used together with allow and deny: the addresses behind it cannot be "
-    "checked; leave out the proxy, or have the proxy keep to the rules"
-)
 
 Seconds = Annotated[float, Meta(gt=0)]
 Bytes = Annotated[int, Meta(ge=1)]
@@ -100,9 +100,19 @@ class BrowserOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     headers: dict[str, str] = {}
     user_agent: str = ""
     proxy: str = ""
+    proxies: list[str] = []  # in turn; those of a target go before
     block: list[Block] = []
     allow: list[str] = []  # see musterd.workers.pages.addresses
     deny: list[str] = []
+    robots: bool = False
+    artefacts: evidence.Wanted = "auto"  # auto: not of tasks with sessions or secrets
+    trace: bool = False  # a trace of Playwright among them
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for options that cannot be read or used together."""
+        check_proxies(self.proxies, self.proxy)
+        if self.trace and (self.backend != "playwright" or self.artefacts == "never"):
+            raise ValueError('trace needs backend = "playwright" and artefacts: leave one out')
 
     @property
     def settings(self) -> Settings:
@@ -150,12 +160,13 @@ class BrowserWorker(Worker):
     def _read_options(cls, options: dict[str, Any]) -> tuple[BrowserOptions, AddressRules]:
         read = read_options(options, cls.options_type)
         rules = read_rules(read.allow, read.deny)
-        if rules and read.proxy:
+        if rules and (read.proxy or read.proxies):
             raise ConfigurationError(f"options: {NO_PROXY}")
         return read, rules
 
     async def open(self) -> None:
         self._options, self._rules = self._read_options(self.options)
+        self._network = Network(self._rules, self._options.proxies, self._options.robots)
         self._launching = asyncio.Lock()
         self._page_closed = asyncio.Event()  # a new one for each closed page
         self._pages_of: Counter[str] = Counter()  # open ones, by task
@@ -234,7 +245,11 @@ class BrowserWorker(Worker):
             if script:
                 await page.perform(script)
             shown = await page.snapshot(limit)
-        return await self._reader.extract(shown.html, selectors)
+            values = await self._reader.extract(shown.html, selectors)
+            if ctx.runs("extract"):  # not a handler that uses this method
+                await check_watched(ctx, values, shown.html, self._reader)
+                check_found(ctx, values)
+        return values
 
     @task(target="url")
     async def screenshot(
@@ -267,42 +282,49 @@ class BrowserWorker(Worker):
         """`async with self.open_page(ctx) as page`: a page in a fresh context, always closed.
 
         For tasks of your own, or to be overridden: every task of this class opens its page by it.
-        `url` is the site that cookies without a domain are for.
+        `url` is the site that cookies without a domain are for. A task with a session finds its
+        cookies and local storage in the page; what the page leaves of them is kept.
         """
         wanted = merge(self._options.settings, settings)
         async with (
-            self._within_rules(wanted) as within,
-            self._opened_page(ctx, url, within) as page,
+            ctx.session() if ctx.has_session else nullcontext() as session,
+            self._network.reached(ctx, url, wanted, given="proxy" in settings) as reached,
+            self._opened_page(ctx, url, reached) as page,
         ):
-            yield page
+            if session is None:
+                yield page
+                return
+            await page.put_session(session)
+            try:
+                yield page
+            except Exception:
+                # Sites change their cookies at any time: also on the way to an error.
+                await self._taken(page, session)
+                raise
+            async with asyncio.timeout(TAKE_SECONDS):
+                await page.take_session(session)
 
-    @asynccontextmanager
-    async def _within_rules(self, settings: Settings) -> AsyncIterator[Settings]:
-        """Yield the settings of a page that connects only where the pool's rules allow."""
-        if not self._rules:
-            yield settings
-            return
-        if settings.proxy:
-            raise BadRequest(NO_PROXY)
-        proxy = FilterProxy(self._rules)
+    async def _taken(self, page: Page, session: Session) -> None:
+        """Take out of a page that failed what it still has."""
         try:
-            yield msgspec.structs.replace(settings, proxy=await proxy.start())
-        except SiteUnreachable as error:
-            if REFUSED in str(error) and proxy.refusals:
-                raise AddressRefused(f"{error}: {proxy.refusals[0]}") from None
-            raise
-        finally:
-            await proxy.close()
+            async with asyncio.timeout(TAKE_SECONDS):
+                await page.take_session(session)
+        except (TimeoutError, BrowserError, SiteUnreachable) as error:
+            log.debug("session %s stays as it was: %s", session.name, error)
 
     @asynccontextmanager
     async def _opened_page(self, ctx: Context, url: str, settings: Settings) -> AsyncIterator[Page]:
         browser, page = await self._fresh(settings, url, ctx.task_id)
         self._pages_of[ctx.task_id] += 1
         try:
+            if self._options.trace and evidence.is_wanted(ctx, self._options.artefacts):
+                await page.start_trace()
             yield page
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as error:
+            # Evidence and closing must end before the runtime interrupts once more.
+            left = CLOSE_SECONDS - await self._hold_evidence(ctx, page, error)
             # Timed out or cancelled: only now the reason for the delay can be seen.
-            if problem := await self._surely_closed(browser, page, at_once=True):
+            if problem := await self._surely_closed(browser, page, at_once=left):
                 stuck = BrowserStuck(problem)
                 _count(stuck)
                 raise stuck from None
@@ -310,6 +332,8 @@ class BrowserWorker(Worker):
         except BaseException as error:
             if isinstance(error, BrowserError):
                 _count(error)
+            if isinstance(error, Exception):
+                await self._hold_evidence(ctx, page, error)
             await self._surely_closed(browser, page)
             raise
         else:
@@ -317,14 +341,17 @@ class BrowserWorker(Worker):
         finally:
             self._pages_of -= Counter([ctx.task_id])
 
+    async def _hold_evidence(self, ctx: Context, page: Page, error: BaseException) -> float:
+        options = self._options
+        return await evidence.hold(ctx, page, error, options.artefacts, trace=options.trace)
+
     @asynccontextmanager
     async def _visit(
         self, ctx: Context, url: str, settings: dict[str, Any], wait: Wait
     ) -> AsyncIterator[tuple[Page, int]]:
         """Yield the loaded page at `url` with its status; all of it before the task's deadline."""
-        check_url(url)  # file: and chrome: would let a task read this machine
-        if reason := self._rules.check(urlsplit(url).hostname or ""):
-            raise AddressRefused(f"cannot open {shown_url(url)}: {reason}")
+        wanted = merge(self._options.settings, settings)
+        await self._network.check(ctx, url, wanted, given="proxy" in settings)
         left = ctx.deadline - time.monotonic()
         left -= min(left * LEAVE_SHARE, LEAVE_SECONDS_MAX)
         seconds = min(left, wait.timeout or math.inf)
@@ -332,11 +359,15 @@ class BrowserWorker(Worker):
             # The backends' own timeouts do not cover a page whose script spins.
             async with asyncio.timeout(seconds), self.open_page(ctx, url, **settings) as page:
                 page.characters_max = wait.characters_max
-                status = await page.goto(url, wait.until)
+                status = await self._gone_to(ctx, page, url, wait)
+                if status == PROXY_LOGIN:
+                    raise status_error(status, shown_url(url))
                 if status >= 400 and await page.evaluate(EMPTY_DOCUMENT):
                     raise status_error(status, shown_url(url), reason="without a page")
                 if wait.selector:
                     await page.wait_for(wait.selector)
+                if ctx.has_session:
+                    await self._check_login(ctx, page, status)
                 self._timeouts = 0
                 yield page, status
         except asyncio.CancelledError:
@@ -346,6 +377,23 @@ class BrowserWorker(Worker):
         except TimeoutError:
             self._timeouts += 1
             raise SiteTimeout(f"{shown_url(url)} was not rendered within {seconds:g} s") from None
+
+    async def _gone_to(self, ctx: Context, page: Page, url: str, wait: Wait) -> int:
+        try:
+            status = await page.goto(url, wait.until)
+        except HttpError as error:
+            if ctx.has_session and ctx.session().is_logged_out("", error.status):
+                raise LoggedOut(f"the site asks for a login: {error}") from None
+            raise
+        if ctx.has_session:
+            await self._check_login(ctx, page, status)
+        return status
+
+    async def _check_login(self, ctx: Context, page: Page, status: int) -> None:
+        """Raise LoggedOut if the page is that of a login: the site's, or a script's doing."""
+        shown = await page.evaluate("document.URL")
+        if ctx.session().is_logged_out(shown, status):
+            raise LoggedOut(f"the site asks for a login at {shown_url(shown)}")
 
     def _limit(self, max_bytes: int | None) -> int:
         return self._options.max_bytes if max_bytes is None else max_bytes
@@ -368,7 +416,7 @@ class BrowserWorker(Worker):
             return await asyncio.shield(opening)
         except asyncio.CancelledError:
             try:
-                await self._close_page(browser, await opening, at_once=True)
+                await self._close_page(browser, await opening, at_once=CLOSE_SECONDS)
             except BrowserError as error:
                 log.warning("the browser is broken: %s", error)
             except asyncio.CancelledError:  # once more: its open pages are unknown
@@ -394,7 +442,9 @@ class BrowserWorker(Worker):
         self._requests_left -= 1
         return page
 
-    async def _surely_closed(self, browser: Backend, page: Page, *, at_once: bool = False) -> str:
+    async def _surely_closed(
+        self, browser: Backend, page: Page, *, at_once: float | None = None
+    ) -> str:
         """Close the page even if cancelled, unless cancelled twice."""
         closing = asyncio.ensure_future(self._close_page(browser, page, at_once=at_once))
         try:
@@ -404,12 +454,15 @@ class BrowserWorker(Worker):
                 return problem
             raise
 
-    async def _close_page(self, browser: Backend, page: Page, *, at_once: bool = False) -> str:
+    async def _close_page(
+        self, browser: Backend, page: Page, *, at_once: float | None = None
+    ) -> str:
         """Return what went wrong, or "". A browser that does not close a page in time is wedged.
 
-        `at_once`: the task's time is over, so there is none for a busy machine.
+        `at_once`: the task's time is over, so there is this much and none for a busy machine.
         """
-        clock = asyncio.timeout(CLOSE_SECONDS) if at_once else in_time(browser, CLOSE_SECONDS)
+        seconds = CLOSE_SECONDS if at_once is None else at_once
+        clock = in_time(browser, seconds) if at_once is None else asyncio.timeout(seconds)
         try:
             async with clock:
                 await page.close()
@@ -420,7 +473,7 @@ class BrowserWorker(Worker):
         except BrowserError as error:
             broken = str(error)
         except TimeoutError:
-            broken = f"a page did not close within {CLOSE_SECONDS:g} s"
+            broken = f"a page did not close within {seconds:.2g} s"
         finally:
             self._page_closed.set()
             self._page_closed = asyncio.Event()
@@ -501,6 +554,8 @@ class BrowserWorker(Worker):
             LAUNCH_SECONDS,
             sandbox=os.geteuid() != 0,
         )
+        kept = given_settings().artefacts is not None and options.artefacts != "never"
+        self._browser.listens = kept
         self._broken = ""
         self._timeouts = 0
         self._requests_left = spread(options.recycle_requests)

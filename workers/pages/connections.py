@@ -10,7 +10,7 @@ refuses much that the web sends, is replaced by `answers.AnswerParser`. Only `_P
 """
 
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Set
 from typing import Any
 
 import aiohttp
@@ -56,17 +56,17 @@ class _CheckedResolver(ThreadedResolver):
     is the address of the connection.
     """
 
-    def __init__(self, rules: AddressRules, proxy_host: str | None) -> None:
+    def __init__(self, rules: AddressRules, proxy_hosts: Set[str]) -> None:
         super().__init__()
         self._rules = rules
-        self._proxy_host = proxy_host  # the operator's own: the rules are for sites
+        self._proxy_hosts = proxy_hosts  # the operator's own: the rules are for sites
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """Return the allowed addresses; AddressRefused if there is none."""
         found = await super().resolve(host, port, family)
-        if host == self._proxy_host:
+        if host in self._proxy_hosts:
             return found
         refused = {each["host"]: self._rules.check(host, each["host"]) for each in found}
         allowed = [each for each in found if refused[each["host"]] is None]
@@ -87,12 +87,17 @@ def check_host(rules: AddressRules, host: str | None) -> None:
 
 
 def open_connector(
-    rules: AddressRules | None = None, limit: int = CONNECTIONS, proxy_host: str | None = None
+    rules: AddressRules | None = None,
+    limit: int = CONNECTIONS,
+    proxy_hosts: Set[str] = frozenset(),
 ) -> aiohttp.TCPConnector:
-    """Return connections for sessions to share; the caller closes them."""
+    """Return connections for sessions to share; the caller closes them.
+
+    `proxy_hosts` are not subject to the rules; the caller may add more of them later.
+    """
     if not rules:
         return _Connector(limit=limit)
-    return _Connector(limit=limit, resolver=_CheckedResolver(rules, proxy_host))
+    return _Connector(limit=limit, resolver=_CheckedResolver(rules, proxy_hosts))
 
 
 def open_session(

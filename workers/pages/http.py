@@ -11,14 +11,18 @@ What can go wrong, and whether another attempt may help:
     BadResponse          the answer breaks HTTP        no
     BadRequest           url, scheme, header, redirect no
     AddressRefused       by the pool's allow and deny  no
+    ProxyFailed          a proxy, not the site         yes, by another proxy
     PageTooLarge         over the size limit           no
 
 Answers are accepted where curl and Chromium both accept them: see `answers` and docs/fetching.md.
 """
 
+import asyncio
 import math
 import re
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from typing import Literal
 from urllib.parse import urlsplit
@@ -28,7 +32,7 @@ from aiohttp import hdrs
 from msgspec import Struct
 from yarl import URL
 
-from musterd.ipc.errors import MusterdError
+from musterd.ipc.errors import MusterdError, ProxyFailed
 from musterd.ipc.secrets.names import SENSITIVE, is_sensitive
 from musterd.workers.authoring.base import Permanent
 from musterd.workers.pages.codings import BadCoding, CodingCut
@@ -45,9 +49,14 @@ CHALLENGE_SHOWN = 200  # characters of WWW-Authenticate in an error
 # Sensitive names in the query of an address: ?key=... and ?sig=... let in anybody who has them.
 SENSITIVE_IN_QUERY = frozenset((*SENSITIVE, "key", "sig", "signature"))
 HIDDEN = "***"
+BEGINNING_BYTES = 1024  # of a body, in a Head
+BEGINNING_SECONDS = 1.0  # for that of an error, which nobody else reads
 SCHEMES = ("http", "https")
 UNAUTHORIZED = 401
 RETRYABLE_4XX = frozenset({408, 425, 429})
+PROXY_LOGIN = 407
+GATEWAY_STATUSES = frozenset({502, 503, 504})
+PROXY_SAYS = ("Proxy-Status", "X-Squid-Error")  # headers of errors that a proxy made itself
 
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -114,6 +123,20 @@ class Page(Struct, frozen=True):
     text: str
     encoding: str
     elapsed_seconds: float
+    redirects: int = 0
+
+
+class Head(Struct, frozen=True):
+    """What a site answered, before anybody understood it."""
+
+    status: int
+    reason: str
+    url: str
+    headers: list[tuple[str, str]]
+    beginning: bytes = b""  # of the body
+
+
+Seen = Callable[[Head], None]  # told the head of an answer that fails the request
 
 
 def check_url(url: str) -> None:
@@ -133,22 +156,29 @@ def check_url(url: str) -> None:
         raise BadRequest(f"cannot fetch {shown_url(url)!r}: it names no host")
 
 
-async def fetch(session: aiohttp.ClientSession, request: Request, deadline: float) -> Page:
+async def fetch(
+    session: aiohttp.ClientSession, request: Request, deadline: float, seen: Seen | None = None
+) -> Page:
     """Make the request, follow its redirects and read the page, all before the deadline.
 
-    The deadline is in seconds of time.monotonic(), math.inf for none.
+    The deadline is in seconds of time.monotonic(), math.inf for none. `seen` is told the head of an
+    answer that fails.
     """
     check_url(request.url)
     shown = shown_url(request.url)
     try:
-        return await _request(session, request, deadline)
+        return await _request(session, request, deadline, seen)
     except TimeoutError as error:
+        if isinstance(error, aiohttp.ConnectionTimeoutError) and request.proxy:
+            await _check_proxy(request.proxy, deadline)
         raise SiteTimeout(f"no answer in time from {shown}: {told(error)}") from None
     except REQUEST_ERRORS as error:
         raise request_error(error, shown) from None
 
 
-async def _request(session: aiohttp.ClientSession, request: Request, deadline: float) -> Page:
+async def _request(
+    session: aiohttp.ClientSession, request: Request, deadline: float, seen: Seen | None
+) -> Page:
     begun = time.monotonic()
     timeout = aiohttp.ClientTimeout(
         # To aiohttp, 0 or less is no limit at all.
@@ -166,7 +196,14 @@ async def _request(session: aiohttp.ClientSession, request: Request, deadline: f
         max_redirects=REDIRECTS_MAX + 1,  # aiohttp refuses the last of so many
         timeout=timeout,
     ) as response:
+        if seen is not None:
+            seen(_head(response))  # whatever comes next
         if response.status >= 400:
+            if seen is not None:
+                seen(_head(response, await _first_bytes(response)))
+            if request.proxy and _of_proxy(response):
+                status = f"HTTP {response.status} {response.reason or ''}".rstrip()
+                raise _proxy_error(response.status, f"{shown_url(request.proxy)} answered {status}")
             raise http_error(response)
         body = await _read(response, request)
         encoding = sniff_encoding(body, response.headers.get(hdrs.CONTENT_TYPE, ""))
@@ -177,7 +214,54 @@ async def _request(session: aiohttp.ClientSession, request: Request, deadline: f
             text=decode(body, encoding),
             encoding=encoding,
             elapsed_seconds=time.monotonic() - begun,
+            redirects=len(response.history),
         )
+
+
+def _head(response: aiohttp.ClientResponse, beginning: bytes = b"") -> Head:
+    reason, headers = response.reason or "", list(response.headers.items())
+    return Head(response.status, reason, str(response.url), headers, beginning)
+
+
+async def _first_bytes(response: aiohttp.ClientResponse) -> bytes:
+    """Return the first bytes of an error's body, as far as they come."""
+    body = bytearray()
+    with suppress(TimeoutError, aiohttp.ClientError, OSError, BadCoding, CodingCut):
+        async with asyncio.timeout(BEGINNING_SECONDS):
+            async for piece in body_of(response):
+                body += piece
+                if len(body) >= BEGINNING_BYTES:
+                    break
+    return bytes(body[:BEGINNING_BYTES])
+
+
+def _of_proxy(response: aiohttp.ClientResponse) -> bool:
+    """Tell whether an error is the proxy's own, and not passed on from the site.
+
+    407 always is. Of a gateway error it is known only where the proxy says so.
+    """
+    if response.status == PROXY_LOGIN:
+        return True
+    says = any(name in response.headers for name in PROXY_SAYS)
+    return response.status in GATEWAY_STATUSES and says
+
+
+def _proxy_error(status: int, what: str) -> ProxyFailed:
+    """Return the error of a proxy that answers; only a refused login concerns all sites."""
+    return ProxyFailed(f"the proxy {what}", everywhere=status == PROXY_LOGIN)
+
+
+async def _check_proxy(proxy: str, deadline: float) -> None:
+    """Raise ProxyFailed where nobody accepts connections at the proxy's address."""
+    parts = urlsplit(proxy)
+    seconds = min(CONNECT_SECONDS, max(deadline - time.monotonic(), 0.1))
+    try:
+        async with asyncio.timeout(seconds):
+            _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        writer.close()
+    except OSError as error:  # TimeoutError is one
+        why = error.strerror or type(error).__name__
+        raise ProxyFailed(f"no connection to the proxy {shown_url(proxy)}: {why}") from None
 
 
 async def _read(response: aiohttp.ClientResponse, request: Request) -> bytes:
@@ -232,6 +316,11 @@ def request_error(error: Exception, shown: str) -> Exception:
 
 
 def _site_error(error: Exception, shown: str) -> Exception:
+    if isinstance(error, aiohttp.ClientProxyConnectionError):
+        where = f"{error.host}:{error.port}"
+        return ProxyFailed(f"no connection to the proxy {where}: {told(error)}")
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return _proxy_error(error.status, f"did not connect to {shown}: HTTP {error.status}")
     if isinstance(error, BadCoding) or (isinstance(error, BodyBroken) and not error.cut):
         return BadResponse(f"the answer of {shown} is refused: {error}")
     if isinstance(error, aiohttp.ClientResponseError):  # only our parser's: statuses raise none

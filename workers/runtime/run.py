@@ -20,6 +20,7 @@ from musterd.ipc.errors import ProtocolError
 from musterd.ipc.secrets.lookup import MissingSecret
 from musterd.ipc.secrets.reference import SECRET_MARK
 from musterd.ipc.user_code import turn_down
+from musterd.ipc.watching.view import look
 from musterd.ipc.wire.environment import LOG_LEVEL_VARIABLE
 from musterd.ipc.wire.messages import Completion, Failure, Lease
 from musterd.ipc.wire.scoreboard import EXIT_UNHEALTHY, Scoreboard
@@ -27,6 +28,7 @@ from musterd.ipc.wire.waits import tell_waits
 from musterd.workers.authoring import closing, forks, outcome, settings
 from musterd.workers.authoring.base import Context, Worker
 from musterd.workers.authoring.request_channel import RequestChannel
+from musterd.workers.authoring.session import twice
 from musterd.workers.authoring.vault import Vault, Vaults, access_of
 from musterd.workers.metrics import metrics
 from musterd.workers.runtime.concurrent import ConcurrentRunner
@@ -84,6 +86,8 @@ def run(
     threads: dict[str, int] | None = None,
     cache_seconds: float = 0.0,
     cache_entries: int = 0,
+    sessions: bytes = b"",
+    artefacts: bytes = b"",
 ) -> int:
     """Live the whole life of a freshly forked worker; return its exit code.
 
@@ -92,7 +96,7 @@ def run(
     `health_seconds`, never if that is 0. It runs `concurrency` tasks at once. The other parameters
     are for the worker's own code: see workers/authoring/settings.py.
     """
-    settings.use(threads or {}, cache_seconds, cache_entries)
+    settings.use(threads or {}, cache_seconds, cache_entries, sessions, artefacts)
     board = Scoreboard.attach(board_fd)
     metrics.take()  # the import has counted once, not in every worker
     runtime = _Runtime(loaded, pool, board)
@@ -371,13 +375,16 @@ class _Runtime:
             forks.leave_if_child()
             data = outcome.encode_result(method, value)
             self.vault.check(f"the result of {method}", data)
+            view = look(data, lease.watch) if lease.watch else None
             run_ns = monotonic_ns() - began_ns
-            return Completion(number, run_ns, data, clears=self._channel.clears)
+            context.drop_artefacts()
+            return Completion(number, run_ns, data, clears=self._channel.clears, view=view)
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler ends the task only
             run_ns = monotonic_ns() - began_ns
             forks.leave_if_child(error)
             attempt = outcome.FailedAttempt(lease, handler.options, context, error)
             completion = outcome.failed(attempt, run_ns, self.vault.redact)
+            context.keep_artefacts()
             completion = self._retrying.prepare(completion, attempt)
             forks.leave_if_child()
             outcome.forget(error)
@@ -400,10 +407,13 @@ class _Runtime:
                 raise error
             data = outcome.encode_result(method, value)
             vault.check(f"the result of {method}", data)
-            return Completion(number, run_ns, data, clears=channel.clears)
+            view = look(data, lease.watch) if lease.watch else None
+            context.drop_artefacts()
+            return Completion(number, run_ns, data, clears=channel.clears, view=view)
         except BaseException as raised:  # noqa: BLE001 - as above
             attempt = outcome.FailedAttempt(lease, handler.options, context, raised)
             completion = outcome.failed(attempt, run_ns, vault.redact)
+            context.keep_artefacts()
             completion = await self._retrying.prepare_async(completion, attempt)
             forks.leave_if_child()
             outcome.forget(raised)
@@ -422,6 +432,8 @@ class _Runtime:
             return outcome.missing_secret(error)
         except INVALID_ARGUMENTS as error:
             return outcome.invalid(handler.signature, error, vault.redact)
+        if lease.session:
+            call = twice(call, is_async=handler.is_async)
         return handler, call, arguments
 
     def _await(self, value: Any) -> Any:

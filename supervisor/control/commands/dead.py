@@ -85,6 +85,7 @@ class DeadCommands:
         refused: list[RefusedTask],
     ) -> None:
         def purged(answer: Purged) -> None:
+            self._shell.artefacts.forget(ids, before_ns)
             pending.resolve(PurgeResult(purged=answer.count, refused=refused))
 
         self._shell.store_requests.ask(Purge(ids, before_ns), purged, pending.unreadable)

@@ -13,11 +13,14 @@ from musterd.supervisor.api.rpc import RpcError
 from musterd.supervisor.api.status import ClockStatus, CommandResult, VersionResult, select
 from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
 from musterd.supervisor.control.commands.alerts import OWN_ONLY, AlertCommands, Publish
+from musterd.supervisor.control.commands.artefacts import ArtefactCommands
 from musterd.supervisor.control.commands.breakers import BreakerCommands
 from musterd.supervisor.control.commands.cluster import ClusterCommands
 from musterd.supervisor.control.commands.dead import DeadCommands
+from musterd.supervisor.control.commands.history import HistoryCommands
 from musterd.supervisor.control.commands.reload import ReloadCommands
 from musterd.supervisor.control.commands.schedules import ScheduleCommands
+from musterd.supervisor.control.commands.sessions import SessionCommands
 from musterd.supervisor.control.commands.slots import SlotCommands
 from musterd.supervisor.control.commands.tasks import TaskCommands
 from musterd.supervisor.service.reload import Reloading
@@ -29,7 +32,8 @@ from musterd.supervisor.views.metrics import Figures
 
 ASK_THE_STORE = (
     *(rpc.SubmitTask, rpc.GetTask, rpc.ListTasks, rpc.CancelTasks),
-    *(rpc.ListDead, rpc.RetryTasks, rpc.PurgeTasks),
+    *(rpc.ListDead, rpc.RetryTasks, rpc.PurgeTasks, rpc.ListChanges, rpc.ShowHistory),
+    *(rpc.ListSessions, rpc.ForgetSession),
 )
 
 
@@ -54,7 +58,10 @@ class Commands:
             **DeadCommands(shell, self.answers).methods(),
             **ReloadCommands(shell, self.answers, reloading).methods(),
             **ScheduleCommands(shell, self.answers).methods(),
+            **HistoryCommands(shell).methods(),
             **BreakerCommands(shell).methods(),
+            **SessionCommands(shell).methods(),
+            **ArtefactCommands(shell).methods(),
             **ClusterCommands(shell).methods(),
             **self._alerts.methods(),
         }

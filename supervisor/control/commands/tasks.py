@@ -1,10 +1,16 @@
 """Commands about tasks on control.sock: submit, get, list, cancel, and forget cached results."""
 
+from functools import partial
+
+import msgspec
+
+from musterd.ipc.wire.artefacts import Artefact
 from musterd.ipc.wire.messages import FINAL_STATES, QUEUED, Outcome, Rejection, TaskView
 from musterd.supervisor.api import convert, rpc
 from musterd.supervisor.api.rpc import FAILED, RpcError
 from musterd.supervisor.api.status import CacheResult, TaskList, TaskStatus, task_status
 from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
+from musterd.supervisor.control.commands.artefacts import BUSY, shown
 from musterd.supervisor.core.model import events
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.store.interface import FindTasks, ListFinished, ListLive, StoredTask
@@ -38,7 +44,7 @@ class TaskCommands:
             rpc.GetTask: self._get,
             rpc.ListTasks: self._list,
             rpc.ListDead: lambda params: self._list(
-                rpc.ListTasks(state="failed", pool=params.pool, limit=params.limit)
+                rpc.ListTasks(state="failed", pool=params.pool, limit=params.limit), dead=True
             ),
             rpc.CancelTasks: self._cancel,
             rpc.InvalidateCache: self._invalidate,
@@ -93,15 +99,24 @@ class TaskCommands:
         pending = Pending()
 
         def found(view: TaskView | None) -> None:
-            if view is not None:
-                pending.resolve(task_status(view, with_value=params.value))
-            else:
+            if view is None:
                 pending.fail(convert.no_such_task(params.id, clustered=is_node(self._shell)))
+                return
+            status = task_status(view, with_value=params.value)
+            if not view.attempts and view.failure is None:
+                pending.resolve(status)
+            elif self._shell.artefacts.full:
+                pending.fail(BUSY)
+            else:
+                self._shell.artefacts.find(params.id, partial(complete, status))
+
+        def complete(status: TaskStatus, kept: list[Artefact]) -> None:
+            pending.resolve(msgspec.structs.replace(status, artefacts=shown(kept)))
 
         look_at(self._shell, params.id, found, pending.unreadable)
         return pending
 
-    def _list(self, params: rpc.ListTasks) -> Pending:
+    def _list(self, params: rpc.ListTasks, *, dead: bool = False) -> Pending:
         ended = params.state in (*FINAL_STATES, "finished")
         live = [] if ended else self._live(params)
         on_disk = self._shell.fleet.on_disk
@@ -122,7 +137,7 @@ class TaskCommands:
                 found([])
                 return
             state = params.state if params.state in FINAL_STATES else None
-            query = ListFinished(state, params.pool or None, params.limit + 1)
+            query = ListFinished(state, params.pool or None, params.limit + 1, dead)
             self._shell.store_requests.ask(query, found, pending.unreadable)
 
         if on_disk and params.state in ("", QUEUED):

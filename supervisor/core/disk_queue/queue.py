@@ -45,6 +45,7 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import ReadDiskTasks
 from musterd.supervisor.core.model.gates import WaitingLanes
 from musterd.supervisor.core.model.lanes import Lane, Level, Place
+from musterd.supervisor.core.model.on_disk import OnDisk
 from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS, PoolQueue
 from musterd.supervisor.core.model.runs import RUN_PREFIX
 from musterd.supervisor.core.model.state import State
@@ -277,9 +278,9 @@ class DiskQueue:
                 self._arrive(portion, made, unread)
         return None
 
-    def _made(self, found: events.OnDisk) -> dict[str, Task]:
+    def _made(self, found: OnDisk) -> dict[str, Task]:
         """Make tasks of those that are still only on disk, by id."""
-        here = events.OnDisk()
+        here = OnDisk()
         peers: list[bytes] = []
         for seq, spec, wall_ns in zip(found.seqs, found.specs, found.submits_wall_ns, strict=True):
             place = self.places.get(spec.id)
@@ -288,7 +289,7 @@ class DiskQueue:
                 peers.append(place.peer)
         return {task.spec.id: task for task in _make_all(self._state, here, None, peers)}
 
-    def _arrive_whole(self, portion: Portion, found: events.OnDisk) -> bool:
+    def _arrive_whole(self, portion: Portion, found: OnDisk) -> bool:
         """Append a page that came as it was asked for, untouched meanwhile; False if it did not."""
         lane, ids = portion.lane, portion.ids
         if self.watchers or [spec.id for spec in found.specs] != ids:
@@ -529,9 +530,7 @@ def _is_plain(task: Task) -> bool:
     )
 
 
-def _make_all(
-    state: State, found: events.OnDisk, lane: Lane | None, peers: Iterable[bytes]
-) -> list[Task]:
+def _make_all(state: State, found: OnDisk, lane: Lane | None, peers: Iterable[bytes]) -> list[Task]:
     """Make tasks of rows, each for its client in `peers`; queued in `lane`, if one is given."""
     now_ns, offset_ns = state.now_ns, state.wall_offset_ns
     if offset_ns is None:  # the wall clock cannot tell since when tasks wait

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from msgspec import Struct
 
@@ -459,6 +459,13 @@ class Report(Action, frozen=True):
     output: str = ""  # what the worker printed last: filled in by the shell
     node: str = ""  # of the cluster
     elsewhere: bool = False  # another node of the cluster alerts people of it
+    number: int = 0  # of a changed result in the history of its schedule
+    number_before: int = 0
+    changed_at: float = 0.0  # wall-clock time of the change, which may be told much later
+    again: bool = False  # told once more after a restart: it may have been told before
+    summary: str = ""  # what has changed, in one line: this and what follows, by the shell
+    before: Any = None  # the results themselves, as JSON can have them; None: too long or unknown
+    after: Any = None
 
     @property
     def rank(self) -> int:  # type: ignore[override]  # the one action whose rank depends on it

@@ -4,20 +4,17 @@
 recognises stale news of a process that was replaced. A `peer` is a client's connection.
 """
 
-from typing import Self
-
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
 from musterd.ipc.wire.node_messages import Attempt, ClusterNews, Held, LockReply, StateReply
+from musterd.supervisor.core.model.on_disk import OnDisk
 from musterd.supervisor.core.model.policy import FleetPolicy
+from musterd.supervisor.core.model.schedule_events import AddedSchedule
 from musterd.supervisor.core.model.shared import ClusterPolicy
 
-# The names of the sidecars.
-WEB, ALERTS, EVENTS, CLUSTER = "web", "alerts", "events", "cluster"
-# The exit code of a cluster sidecar whose name is another node's, and then of the daemon; the same
-# as of a second daemon in one directory.
-EXIT_TAKEN = 69
+WEB, ALERTS, EVENTS, CLUSTER = "web", "alerts", "events", "cluster"  # the sidecars
+EXIT_TAKEN = 69  # exit code where another daemon has the directory, or another node the name
 
 
 class Started(Struct, frozen=True):
@@ -33,9 +30,6 @@ class ClockRead(Struct, frozen=True):
 
     wall_ns: int
     anchor: bytes = b""  # the believed moment, to be stored (clock.py)
-
-
-# -- tasks ------------------------------------------------------------------------------------
 
 
 class TasksSubmitted(Struct, frozen=True, gc=False):
@@ -66,24 +60,6 @@ class TasksRecovered(Struct, frozen=True):
 
     tasks: list[Recovered]
     more: bool = False
-
-
-class OnDisk(Struct, frozen=True, gc=False):
-    """Unfinished tasks that have never run, in columns: many are read, without an object each."""
-
-    seqs: list[int] = []
-    specs: list[TaskSpec] = []
-    submits_wall_ns: list[int] = []
-
-    def add(self, seq: int, spec: TaskSpec, submitted_wall_ns: int) -> None:
-        self.seqs.append(seq)
-        self.specs.append(spec)
-        self.submits_wall_ns.append(submitted_wall_ns)
-
-    def extend(self, others: Self) -> None:
-        self.seqs.extend(others.seqs)
-        self.specs.extend(others.specs)
-        self.submits_wall_ns.extend(others.submits_wall_ns)
 
 
 class DiskTasksRead(Struct, frozen=True, gc=False):
@@ -548,6 +524,12 @@ class BreakerCommanded(Struct, frozen=True):
     command: str  # open, close, reset or disable
 
 
+class SessionForgotten(Struct, frozen=True):
+    """An operator forgets a session; tasks that use it now save nothing any more."""
+
+    name: str
+
+
 class ScaleRequested(Struct, frozen=True):
     """Answered to the peer, where one is given, at once: refused if it is too many."""
 
@@ -562,31 +544,25 @@ class AutoscaleRequested(Struct, frozen=True):
     pool: str
 
 
-class ScheduleRunRequested(Struct, frozen=True):
-    """Run a schedule's task now; the peer is answered when the task is on disk."""
-
-    name: str
-    peer: bytes
-
-
-class SchedulePauseRequested(Struct, frozen=True):
-    """Pause a schedule, or let it go on; the peer is answered when that is on disk."""
-
-    name: str
-    paused: bool
-    peer: bytes
-
-
 class ChangesFollowed(Struct, frozen=True):
     """A client follows changed results, beginning with the newest of each schedule."""
 
     peer: bytes
 
 
+class ChangeTold(Struct, frozen=True):
+    """A change was reported to everybody who follows: it need not be told again."""
+
+    schedule: str
+    task: str
+    number: int
+
+
 class PolicyChanged(Struct, frozen=True):
     """The operator has changed the policy, which holds from now on."""
 
     policy: FleetPolicy
+    added: list[AddedSchedule] = []  # what it makes of the schedules that were added
 
 
 class ShutdownRequested(Struct, frozen=True):

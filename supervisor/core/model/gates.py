@@ -1,14 +1,17 @@
 """Gates: what holds the tasks of one site back, and lets them go on again.
 
-A gate stands before every lane that has a target or a resilience class. The gate is closed while
-the site's breaker is open, its rate is used up, or no place is free in the site's bulkhead or in
-that of the class. A lane that comes to the head of its ring before a closed gate leaves the ring
-for the gate's waiting lanes and returns when something has changed: nothing polls it meanwhile.
+A gate stands before every lane that has a target, a resilience class or a session. The gate is
+closed while the site's breaker is open, its rate is used up, or no place is free in the site's
+bulkhead, in that of the class or in the session. A lane that comes to the head of its ring before a
+closed gate leaves the ring for the gate's waiting lanes and returns when something has changed:
+nothing polls it meanwhile.
 
     closed because of      who comes back
     breaker, rate          all lanes of the gate, by a timer or when the breaker changes
     bulkhead               one lane per pool for each place that becomes free, highest level first;
                            if that lane turns out empty, the next one
+    session                the same, but pools take turns, and each AGING_TURN-th place goes to the
+                           task that waits for longest: with one place, order is all there is
 
 A lease enters the gate and must leave it exactly once, whatever becomes of the attempt (`leave`).
 The verdict says what the attempt tells about the site: only WELL and UNWELL count for the breaker,
@@ -23,7 +26,12 @@ from typing import TYPE_CHECKING
 from musterd.ipc.resilience.breaker import Breaker, BreakerState
 from musterd.ipc.resilience.policy import SECOND_NS, BreakerPolicy
 from musterd.ipc.wire.messages import LOW, NOT_GIVEN, Failure
-from musterd.supervisor.core.model.limits import Bulkhead, RetryBudget, TokenBucket
+from musterd.supervisor.core.model.limits import (
+    AGING_TURN,
+    Bulkhead,
+    RetryBudget,
+    TokenBucket,
+)
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
 
 if TYPE_CHECKING:
@@ -74,15 +82,27 @@ class WaitingLanes:
         """Let the most urgent lane of this pool go on that waits for longest."""
         for lanes in self._lanes.get(queue, ()):
             for lane in lanes:
-                self.remove(lane)
-                lane.woken_from = self
-                lane.level.list_again(lane)
+                self.wake(lane)
                 return
+
+    def wake(self, lane: Lane) -> None:
+        self.remove(lane)
+        lane.woken_from = self
+        lane.level.list_again(lane)
 
     def wake_one_each(self) -> None:
         """Wake one lane of each pool for a free place: the first pool with a worker gets it."""
         for queue in list(self._lanes):
             self.wake_next(queue)
+
+    def most_urgent(self) -> list[Lane]:
+        """Return the lane of each pool that wake_next() would wake."""
+        return [next(lane for lanes in levels for lane in lanes) for levels in self._lanes.values()]
+
+    def longest(self) -> Lane:
+        """Return the lane whose first task waits for longest, of all pools and levels."""
+        lanes = [next(iter(lanes)) for each in self._lanes.values() for lanes in each if lanes]
+        return min(lanes, key=lambda lane: lane.since_ns)
 
     def wake_all(self) -> None:
         for levels in list(self._lanes.values()):
@@ -90,6 +110,13 @@ class WaitingLanes:
                 for lane in list(lanes):
                     self.remove(lane)
                     lane.level.list_again(lane)
+
+    @property
+    def tasks(self) -> int:
+        """Return how many tasks wait in these lanes."""
+        return sum(
+            lane.alive for levels in self._lanes.values() for lanes in levels for lane in lanes
+        )
 
     def __len__(self) -> int:
         return sum(len(lanes) for levels in self._lanes.values() for lanes in levels)
@@ -107,6 +134,49 @@ class Places:
     def leave(self) -> None:
         self.bulkhead.leave()
         self.waiting.wake_one_each()
+
+
+class SessionPlaces(Places):
+    """The tasks that may use one session at once, and the lanes that wait for their turn.
+
+    A place that becomes free is offered twice. First to other pools than the last one, or in some
+    turns to the task that waits for longest; after the dispatch, where nobody took the place (no
+    worker was free), to all.
+    """
+
+    __slots__ = ("_chosen", "_last", "_offered", "_turn")
+
+    def __init__(self, bulkhead: Bulkhead, offered: dict[SessionPlaces, None]) -> None:
+        super().__init__(bulkhead)
+        self._offered = offered  # places to be offered once more when the event is over
+        self._chosen: list[Lane] = []  # the lanes to which the place is offered first
+        self._last: PoolQueue | None = None
+        self._turn = 0
+
+    def admits(self, lane: Lane) -> bool:
+        return bool(self.bulkhead.free) and (not self._chosen or lane in self._chosen)
+
+    def enter(self, queue: PoolQueue) -> None:
+        self.bulkhead.enter()
+        self._last = queue
+
+    def leave(self) -> None:
+        self.bulkhead.leave()
+        waiting = self.waiting
+        if not waiting or not self.bulkhead.free:
+            return
+        self._turn = (self._turn + 1) % AGING_TURN
+        lanes = waiting.most_urgent() if self._turn else [waiting.longest()]
+        others = [lane for lane in lanes if lane.level.queue is not self._last]
+        for lane in others or lanes:
+            waiting.wake(lane)
+        self._chosen += others if self._turn else lanes
+        self._offered[self] = None
+
+    def offer_again(self) -> None:
+        self._chosen = []
+        if self.bulkhead.free:
+            self.waiting.wake_one_each()
 
 
 class Debtors:
@@ -227,10 +297,18 @@ class Site:
 
 
 class Gate:
-    """The way into one site for one resilience class; the site's policy goes before the class."""
+    """The way into one site for one resilience class and one session; the site's policy goes before
+    the class."""
 
-    def __init__(self, site: Site | None, policy: GatePolicy, shared: Places | None) -> None:
-        self.site = site  # None: tasks of a class without a target
+    def __init__(
+        self,
+        site: Site | None,
+        policy: GatePolicy,
+        shared: Places | None,
+        session: SessionPlaces | None = None,
+    ) -> None:
+        self.site = site  # None: tasks of a class or a session without a target
+        self.session = session
         self.follow(policy, shared)
 
     def follow(self, policy: GatePolicy, shared: Places | None) -> None:
@@ -246,9 +324,10 @@ class Gate:
         # Exceptions that the breaker counts; None: the usual ones, or there is no breaker.
         of_class = policy.counts if self.site is not None else None
         self.counts = own.counts if own.counts is not None else of_class
+        self.fetching = own.fetching
 
-    def waiting_at(self, now_ns: int) -> WaitingLanes | None:
-        """Return the lanes among which a lane has to wait now; None if it may go on."""
+    def waiting_at(self, now_ns: int, lane: Lane) -> WaitingLanes | None:
+        """Return the lanes among which this lane has to wait now; None if it may go on."""
         site = self.site
         if site is not None:
             if not site.admits(now_ns):
@@ -257,6 +336,8 @@ class Gate:
                 return site.places.waiting
         if self.shared is not None and not self.shared.bulkhead.free:
             return self.shared.waiting
+        if self.session is not None and not self.session.admits(lane):
+            return self.session.waiting
         if site is not None and site.bucket is not None and (site.bucket.ready_ns(now_ns) > now_ns):
             return site.waiting
         return None
@@ -265,6 +346,8 @@ class Gate:
         """Let a lease in."""
         if self.shared is not None:
             self.shared.bulkhead.enter()
+        if self.session is not None:
+            self.session.enter(task.route.pool.queue)
         site = self.site
         if site is None:
             return
@@ -314,6 +397,8 @@ class Gate:
                 site.places.leave()
         if self.shared is not None:
             self.shared.leave()
+        if self.session is not None:
+            self.session.leave()
 
     def why(self, now_ns: int) -> str:
         """Say why a task waits here, for people; "" if it does not."""
@@ -325,7 +410,7 @@ class Gate:
             return f"breaker of {site.target} is open for {left:.0f} s more"
         if site is not None and not site.breaker.admits(now_ns):
             return f"breaker of {site.target} is half-open, {site.breaker.probes} probe(s) run"
-        for places in (site.places if site is not None else None, self.shared):
+        for places in (site.places if site is not None else None, self.shared, self.session):
             if places is not None and not places.bulkhead.free:
                 bulkhead = places.bulkhead
                 return f"bulkhead {bulkhead.name} {bulkhead.used}/{bulkhead.limit}"

@@ -32,6 +32,11 @@ class Lane(Struct, eq=False):
     waits_among: WaitingLanes | None = None  # None: the lane is in the ring
     woken_from: WaitingLanes | None = None  # for a place in a bulkhead that it may not need
 
+    @property
+    def since_ns(self) -> int:
+        """Return when the first task was queued; 0 where that is not in memory."""
+        return next((task.queued_ns for task in self.tasks if task.lane is self), 0)
+
 
 class Place(Struct, gc=False, eq=False):
     """The lane of tasks that are only on disk, and the client that waits for them; b"" for none.
@@ -164,7 +169,7 @@ class Level:
                 self._ran_dry(lane)
                 continue
             if lane.gate is not None:
-                waiting = lane.gate.waiting_at(now_ns)
+                waiting = lane.gate.waiting_at(now_ns, lane)
                 if waiting is not None:
                     self.park(lane, waiting)
                     self.queue.parked(lane)

@@ -3,6 +3,7 @@
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.model.policy import TargetPolicy
 
+AGING_TURN = 16  # at most one of so many turns goes to a task that waits for long
 RETRY_UNITS = 1_000_000  # of a RetryBudget, for one retry
 
 

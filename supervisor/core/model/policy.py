@@ -1,5 +1,7 @@
 """Policies: what the operator decided, in the core's units; made from the configuration."""
 
+from fnmatch import fnmatchcase
+
 from msgspec import Struct
 
 from musterd.ipc.resilience.policy import (
@@ -9,8 +11,11 @@ from musterd.ipc.resilience.policy import (
     BreakerPolicy,
     RetryPolicy,
 )
-from musterd.ipc.wire.messages import NORMAL, NOT_GIVEN
+from musterd.ipc.wire.messages import NORMAL, NOT_GIVEN, Fetching
 from musterd.supervisor.core.model.timing import Timing
+
+# Of files and added at run time, together. Each has a row in the store, and about 3 kB of memory.
+SCHEDULES_MAX = 10_000
 
 
 class RestartPolicy(Struct, frozen=True):
@@ -62,6 +67,7 @@ class PoolPolicy(Struct, frozen=True):
     cache_ns: int = 30 * SECOND_NS  # age of a cached result where a task gives none ...
     debounce_ns: int = 500 * MILLISECOND_NS  # ... and of a submit, for debounce
     clustered: bool = False  # its tasks come from the cluster
+    sessions: tuple[str, ...] = ()  # names that its tasks may use
 
 
 class GatePolicy(Struct, frozen=True):
@@ -87,6 +93,8 @@ class TargetPolicy(Struct, frozen=True):
     on_open: str = ""
     fallback_on: str = ""
     counts: tuple[str, ...] | None = None
+    proxies: tuple[str, ...] = ()  # its pages are fetched through these; none: as the pool says
+    robots: bool | None = None  # keep to its robots.txt; None: as the pool says
     max_concurrent: int = 0
     rate: float = 0.0  # of beginning tasks, per second; 0: no limit
     burst: int = 1
@@ -94,6 +102,13 @@ class TargetPolicy(Struct, frozen=True):
     retry_share: float | None = 0.2  # retries, as a share of the traffic; None: no limit ...
     retry_reserve: float = 10.0  # ... plus these to begin with ...
     retry_every_ns: int = 10 * SECOND_NS  # ... plus one in this time, however rare the tasks
+
+    @property
+    def fetching(self) -> Fetching | None:
+        """What workers are told; None where nothing is said."""
+        if not self.proxies and self.robots is None:
+            return None
+        return Fetching(self.proxies, self.robots)
 
 
 class CachePolicy(Struct, frozen=True):
@@ -103,6 +118,25 @@ class CachePolicy(Struct, frozen=True):
     debounce: bool = True  # false: `debounce` alone is ignored
     entries: int = 1000
     bytes: int = 16 * 1024 * 1024
+
+
+class WatchPolicy(Struct, frozen=True):
+    """What counts as a change of a schedule's results, and how many of them are kept."""
+
+    rules: bytes = b""  # for the worker (ipc.watching), which sends a View with each result
+    name: str = ""  # of the rules: views by other rules cannot be compared; "": results as they are
+    confirm: int = 1  # results in a row that must say so
+    # Numbers: a change is told when one of these holds. None of them: whatever differs.
+    above: float | None = None  # the limit was crossed upwards
+    below: float | None = None
+    by: float = 0.0  # at least so far from what was told last; 0: not asked for
+    by_share: bool = False  # `by` is a share of that
+    keep: int = 20  # different results
+    stale: int = 3  # failed runs in a row that are reported; 0: never
+
+    @property
+    def numeric(self) -> bool:
+        return self.above is not None or self.below is not None or self.by > 0
 
 
 class SchedulePolicy(Struct, frozen=True):
@@ -125,6 +159,15 @@ class SchedulePolicy(Struct, frozen=True):
     catch_up: str = "one"  # or "none" or "all": runs that were missed
     enabled: bool = True
     notify: bool = False  # report when the result has changed
+    session: str = ""
+    origin: str = ""  # the file that has it
+    watching: WatchPolicy = WatchPolicy()  # if it reports
+
+
+class SessionPolicy(Struct, frozen=True):
+    """A named set of cookies and storage, which tasks use one at a time."""
+
+    concurrent: int = 1
 
 
 class MemoryPolicy(Struct, frozen=True):
@@ -147,9 +190,11 @@ class FleetPolicy(Struct, frozen=True):
     classes: dict[str, GatePolicy] = {}
     class_breakers: dict[str, BreakerPolicy] = {}  # of classes with a breaker of their own
     targets: dict[str, TargetPolicy] = {}
+    patterns: tuple[tuple[str, TargetPolicy], ...] = ()  # of names, the most specific first
     target: TargetPolicy = TargetPolicy()  # of targets without a policy of their own
     cache: CachePolicy = CachePolicy()
     schedules: tuple[SchedulePolicy, ...] = ()
+    sessions: dict[str, SessionPolicy] = {}
     workers_max: int = 0  # of all pools together; 0: no limit
     page_tasks: int = 1024  # read from disk at once: takes a few ms, like a few hundred tiny tasks
     memory: MemoryPolicy = MemoryPolicy()
@@ -163,3 +208,10 @@ class FleetPolicy(Struct, frozen=True):
     node: str = ""  # the name of this machine in the cluster
     cleanup: tuple[str, ...] = ()  # functions that run at shutdown
     fence_stops: bool = False  # interrupt attempts of the cluster when the node's lease is over
+
+    def target_of(self, name: str) -> TargetPolicy:
+        """Return the policy of a target: its own, else of a pattern that it fits, else of all."""
+        own = self.targets.get(name)
+        if own is not None:
+            return own
+        return next((each for glob, each in self.patterns if fnmatchcase(name, glob)), self.target)

@@ -26,12 +26,12 @@ from typing import TYPE_CHECKING, Protocol
 from musterd.ipc.resilience.policy import MILLISECOND_NS
 from musterd.ipc.wire.messages import CRITICAL, HIGH, LOW, TaskSpec
 from musterd.supervisor.core.model.lanes import Lane, Level
+from musterd.supervisor.core.model.limits import AGING_TURN
 from musterd.supervisor.core.model.task import Task, TaskState
 
 if TYPE_CHECKING:
     from musterd.supervisor.core.model.gates import Gate, Site, WaitingLanes
 
-AGING_TURN = 16  # at most one dispatch of this many goes to an aged task of a lower level
 HIGH_RESERVE_PERCENT = 5  # the last places of the queue are kept for HIGH and CRITICAL ...
 CRITICAL_RESERVE_PERCENT = 2  # ... and the very last for CRITICAL
 SWEEP_MIN = 64  # a level is swept when it has this many dead entries and they are the majority
@@ -141,7 +141,7 @@ class PoolQueue:
             lane.tasks.append(task)
 
     def push_many(self, tasks: list[Task], now_ns: int) -> None:
-        """Push new tasks of one priority, without site, class and key."""
+        """Push new tasks of one priority, without site, class, session and key."""
         level = self.levels[tasks[0].priority]
         lane = level.lanes.get("") or level.open_lane("", None)
         level.count(lane, len(tasks))
@@ -208,7 +208,7 @@ class PoolQueue:
         """Return the key of a task's lane, and set its gate."""
         spec = task.spec
         keeper = self.keeper
-        if keeper is None or not (spec.target or spec.policy):
+        if keeper is None or not (spec.target or spec.policy or spec.session):
             return spec.target
         # Set each time: while the task waited for its retry, its site may have been forgotten.
         task.gate = keeper.gate_for(spec)

@@ -7,7 +7,14 @@ Pure calculation, for the schedules of a daemon (core/tasks/schedules.py) and fo
 from msgspec import Struct
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import Rejection, TaskSpec
+from musterd.ipc.wire.messages import (
+    Rejection,
+    TaskSpec,
+)
+from musterd.ipc.wire.schedule_messages import (
+    PERHAPS_MADE,
+    STILL_RUNNING,
+)
 from musterd.supervisor.core.model.policy import SchedulePolicy
 from musterd.supervisor.core.model.timing import Every
 
@@ -81,6 +88,24 @@ def run_spec(
         key=policy.key,
         cache_ns=policy.cache_ns,
         debounce_ns=policy.debounce_ns,
+        watch=policy.watching.rules if policy.notify else b"",
+        session=policy.session,
+    )
+
+
+def asked_ns(id_: str) -> int:
+    """Return when somebody asked for the run of this id, by the clock of that time; 0 for none."""
+    digits = id_.rpartition(".")[2].rstrip("m").partition("-")[0]
+    return int(digits, 16) if digits else 0
+
+
+def perhaps_made(name: str, id_: str) -> Rejection:
+    """Refuse to repeat a run that may have been made, has ended, and was followed by others."""
+    return Rejection(
+        id_,
+        PERHAPS_MADE,
+        f"schedule '{name}' was run by others since run {id_} was asked for, which may have been "
+        f"made: look with `musterctl task {id_}`, or ask for another run",
     )
 
 
@@ -88,7 +113,7 @@ def still_running(name: str, alive: str) -> Rejection:
     """Refuse to run a schedule by hand beside its last run."""
     return Rejection(
         alive,
-        "StillRunning",
+        STILL_RUNNING,
         f"run {alive} of schedule '{name}' has not ended: wait for it, cancel it, or allow a "
         "second one with overlap = true",
     )

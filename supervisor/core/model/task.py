@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import BackoffPolicy
-from musterd.ipc.wire.messages import LOW, NOT_GIVEN, Failure, Outcome, TaskSpec
+from musterd.ipc.wire.messages import LOW, NOT_GIVEN, Failure, Fetching, Outcome, TaskSpec, View
 
 if TYPE_CHECKING:
     from musterd.supervisor.core.model.gates import Debtors, Gate
@@ -86,6 +86,7 @@ class Claim(Struct, gc=False):
     keeps: bool  # its result is of use as the last good one
     falls_back: bool = False  # a failure for good ends with its last good result or a default
     lost: bool = False  # it is not ours any more: its end is told to nobody
+    fetching: Fetching | None = None  # what its target says about fetching
 
 
 class Task(Struct, gc=False):
@@ -123,6 +124,7 @@ class Task(Struct, gc=False):
     put_off_ns: int = 0  # until when the task waits for that
     alone: bool = False  # its worker was lost while it ran beside others: never again beside
     claim: Claim | None = None  # an attempt of the cluster; None: a local task
+    view: View | None = None  # of its own result, where a schedule watches it
 
     @property
     def priority(self) -> int:

@@ -30,6 +30,7 @@ def alike(event: events.TasksSubmitted) -> bool:
             or spec.priority != priority
             or spec.target
             or spec.policy
+            or spec.session
             or spec.key
             or spec.delay_ns
             or spec.expires_ns

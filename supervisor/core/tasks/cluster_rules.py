@@ -129,6 +129,7 @@ class ClusterRules:
             counts if given.target else None,
             given.fallback is not None or fallback_on == "failure" or on_open == "fallback",
             fallback_on == "failure",
+            fetching=target.fetching,
         )
         return spec, claim
 

@@ -279,7 +279,8 @@ def _age_ns(asked_ns: int, declared_ns: int, of_pool_ns: int) -> int:
 
 def _name_of(spec: TaskSpec) -> str:
     """Return the name under which results are remembered. A task's name has no space."""
-    return f"{spec.name} {spec.key or derived_key(spec.name, spec.args)}"
+    key = spec.key or derived_key(spec.name, spec.args + spec.session.encode())
+    return f"{spec.name} {key}"
 
 
 def _matches(key: str, event: events.InvalidateRequested) -> bool:

@@ -115,6 +115,7 @@ class Endings:
             elif completion.failure is None:
                 if completion.clears:  # in the same transaction as the result
                     self._ledger.remember(STATE, completion.clears, None)
+                task.view = completion.view
                 succeed(task, completion.value, completion.run_ns)
             else:
                 self._note_failure(task, completion.failure, slot)

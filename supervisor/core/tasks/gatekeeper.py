@@ -4,7 +4,9 @@ Breakers open and close in ipc/resilience/breaker.py; here their changes are not
 
 A site has the breaker of its target, else of its class, else the default one. A task has the class
 that its submit names, else its target's class, else none. A task without a class and without a
-target has no gate.
+target has no gate, unless it uses a session.
+
+A session that is not in the configuration any more (a stored task names it) still has one place.
 
 A task whose site is shut (its breaker is open) waits. If its policy says so, the task ends at once:
 failed, or with a fallback, which is the last good result of its key or else the value of its
@@ -15,18 +17,18 @@ from msgspec import Struct, msgpack
 
 from musterd.ipc.resilience.breaker import BreakerState
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import FAILED, SUCCEEDED, Failure, TaskSpec
+from musterd.ipc.wire.messages import FAILED, SHUT, SHUT_TYPE, SUCCEEDED, Failure, TaskSpec
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.gates import Gate, Places, Site, resized
+from musterd.supervisor.core.model.gates import Gate, Places, SessionPlaces, Site, resized
 from musterd.supervisor.core.model.hooks import Hooks
 from musterd.supervisor.core.model.lanes import Lane
 from musterd.supervisor.core.model.ledger import Ledger
-from musterd.supervisor.core.model.policy import GatePolicy
+from musterd.supervisor.core.model.limits import Bulkhead
+from musterd.supervisor.core.model.policy import GatePolicy, SessionPolicy
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
 
 SITES_MAX = 10_000  # targets remembered; sites equal to new ones are forgotten first
-OPEN = "open"  # Failure.kind of a task that ended because its site was shut
 KIND = "breaker"  # Fact.kind of breakers
 BUDGET = "retry-budget"  # Fact.kind of the retries that a site has left
 
@@ -50,8 +52,10 @@ class Gatekeeper:
         self._ledger = ledger
         self._hooks = hooks
         self.sites: dict[str, Site] = {}
-        self._gates: dict[tuple[str, str], Gate] = {}
+        self._gates: dict[tuple[str, str, str], Gate] = {}  # by target, class and session
         self._shared: dict[str, Places | None] = {}
+        self.sessions: dict[str, SessionPlaces] = {}
+        self._offered: dict[SessionPlaces, None] = {}  # free places, to be offered once more
         self._sweep_at = SITES_MAX  # number of sites at which some are forgotten
         self._touched: dict[Site, None] = {}  # sites to look at when the event is over
         self.transitions: dict[str, int] = {}  # changes of all breakers, by their new state
@@ -66,19 +70,31 @@ class Gatekeeper:
         # After a restart the class may be gone from the configuration.
         name = spec.policy if spec.policy in self._state.policy.classes else ""
         if not name and target:
-            known = self._state.policy.targets.get(target)
-            name = known.policy if known is not None else ""
-        if not target and not name:
+            name = self._state.policy.target_of(target).policy
+        session = spec.session
+        if not target and not name and not session:
             return None
-        gate = self._gates.get((target, name))
+        gate = self._gates.get((target, name, session))
         if gate is None:
             policy = self._state.policy.classes.get(name, self._no_class)
             site = self.site(target, name) if target else None
             if name not in self._shared:
                 limit = policy.max_concurrent
                 self._shared[name] = resized(None, f"class {name}", limit, 0)
-            gate = self._gates[target, name] = Gate(site, policy, self._shared[name])
+            places = self._session(session) if session else None
+            gate = Gate(site, policy, self._shared[name], places)
+            self._gates[target, name, session] = gate
         return gate
+
+    def _session(self, name: str) -> SessionPlaces:
+        places = self.sessions.get(name)
+        if places is None:
+            bulkhead = Bulkhead(f"session {name}", self._concurrent(name))
+            places = self.sessions[name] = SessionPlaces(bulkhead, self._offered)
+        return places
+
+    def _concurrent(self, session: str) -> int:
+        return self._state.policy.sessions.get(session, SessionPolicy()).concurrent
 
     def site(self, target: str, name: str = "") -> Site:
         """Return the site. Its breaker is that of its own configuration, else of the first class
@@ -86,7 +102,7 @@ class Gatekeeper:
         policy = self._state.policy
         site = self.sites.get(target)
         if site is None:
-            known = policy.targets.get(target, policy.target)
+            known = policy.target_of(target)
             site = Site(target, known, known.breaker or policy.breaker, self._state.now_ns)
             site.settled = known.breaker is not None
             if len(self.sites) >= self._sweep_at:
@@ -105,7 +121,7 @@ class Gatekeeper:
         policy, now_ns = self._state.policy, self._state.now_ns
         said = {key: gate.on_open for key, gate in self._gates.items()}
         for target, site in list(self.sites.items()):
-            known = policy.targets.get(target, policy.target)
+            known = policy.target_of(target)
             name = known.policy or site.settled_by
             of_class = policy.class_breakers.get(name, policy.breaker)
             site.settled = known.breaker is not None or bool(name)
@@ -127,9 +143,13 @@ class Gatekeeper:
             self._shared[name] = resized(
                 self._shared[name], f"class {name}", each.max_concurrent, inside.get(name, 0)
             )
-        for (target, name), gate in self._gates.items():
+        for key, gate in self._gates.items():
+            name = key[1]
             gate.follow(classes.get(name, gate.policy), self._shared[name])
-            self._mixed = self._mixed or gate.on_open != said[target, name]
+            self._mixed = self._mixed or gate.on_open != said[key]
+        for name, places in self.sessions.items():
+            places.bulkhead.limit = self._concurrent(name)
+            places.waiting.wake_all()
 
     def _forget_some(self) -> None:
         """Forget sites: those with nothing to lose, then the oldest that no task waits for."""
@@ -156,11 +176,12 @@ class Gatekeeper:
         }
 
     def lane_key(self, task: Task) -> str:
-        """Return the key of the task's lane: site, class and what to do at a shut site."""
+        """Return the key of the task's lane: site, class, what to do at a shut site, session."""
         gate = task.gate
         if gate is None:
             return ""
-        return f"{task.spec.target}\0{gate.policy.name}\0{task.on_open}"
+        key = f"{task.spec.target}\0{gate.policy.name}\0{task.on_open}"
+        return f"{key}\0{task.spec.session}" if gate.session is not None else key
 
     # -- lanes --------------------------------------------------------------------------------
 
@@ -193,12 +214,16 @@ class Gatekeeper:
     # -- after each event ---------------------------------------------------------------------
 
     def settle(self) -> bool:
-        """Report changed breakers, and end tasks that do not wait for a shut site.
+        """Report changed breakers, and end tasks that do not wait for a shut site. Offer places of
+        sessions that nobody has taken.
 
-        Return whether there was a site to look at.
+        Return whether there was something to look at.
         """
-        if not self._touched:
+        if not self._touched and not self._offered:
             return False
+        for places in list(self._offered):
+            places.offer_again()
+        self._offered.clear()
         touched, self._touched = self._touched, {}
         for site in touched:
             if site.breaker.state != site.seen:
@@ -258,7 +283,7 @@ class Gatekeeper:
                     )
                     continue
                 message += ", and there is no last good result and no fallback"
-            self._ledger.finish(task, FAILED, failure=Failure(OPEN, message=message))
+            self._ledger.finish(task, FAILED, failure=Failure(SHUT, SHUT_TYPE, message))
 
     # -- a restart, and a person's word -------------------------------------------------------
 
@@ -296,6 +321,12 @@ class Gatekeeper:
 
     def validate(self) -> None:
         """Check everything that must always hold; for tests and the simulation."""
+        users = dict.fromkeys(self.sessions, 0)
+        for task in self._state.tasks.values() if users else ():
+            if task.state == TaskState.LEASED and task.gate is not None and task.gate.session:
+                users[task.spec.session] += 1
+        for name, places in self.sessions.items():
+            assert places.bulkhead.used == users[name], (name, places.bulkhead.used, users[name])
         for site in self.sites.values():
             assert site.inside >= 0, site.target
             assert site.breaker.probes >= 0, site.target

@@ -3,6 +3,9 @@
 States are facts of the store. A save is answered after its commit. A load is put to the store when
 everything noted before it is on disk, so that no handler reads a value that a crash takes back.
 
+A session is a state whose key has SESSION_PREFIX before its name. Only the tasks that use the
+session may read or write it: there are no more of them at once than its gate lets in (gates.py).
+
 A lock belongs to a lease and lives in memory: the lock ends with its lease, and no worker outlives
 the supervisor. Waiting handlers get the lock in the order in which they asked.
 
@@ -14,7 +17,7 @@ handlers of this machine, and with no other one.
 from msgspec import Struct
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import ProgressNote
+from musterd.ipc.wire.messages import SESSION_PREFIX, ProgressNote
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import AnswerLock, AnswerState, FindState, TellProgress
 from musterd.supervisor.core.model.ledger import STATE, Ledger
@@ -69,6 +72,7 @@ class HandlerRequests:
         self.locks: dict[str, Lock] = {}  # that are held, by name
         self._interests: dict[int, Interest] = {}  # by lease
         self._due_ns = 0  # when the first waiter's time is over, 0 for none
+        self._forgotten: dict[int, int] = {}  # leases whose session is forgotten, and their workers
 
     def _holder(self, worker: int, lease: int) -> tuple[Slot, Task] | None:
         """Return the slot and task of a lease under way; None if the lease has ended."""
@@ -122,13 +126,37 @@ class HandlerRequests:
     # -- state --------------------------------------------------------------------------------
 
     def state_wanted(self, event: events.StateWanted) -> None:
+        if self._is_refused(event):
+            return
         if not self._shares_state(event):
             self._ledger.tell(FindState(event.worker, event.request, STATE, event.key))
 
     def state_given(self, event: events.StateGiven) -> None:
+        if self._is_refused(event):
+            return
         if not self._shares_state(event):
-            self._ledger.remember(STATE, event.key, event.value, ttl_ns=event.ttl_ns)
+            if not (event.key.startswith(SESSION_PREFIX) and event.lease in self._forgotten):
+                self._ledger.remember(STATE, event.key, event.value, ttl_ns=event.ttl_ns)
             self._ledger.tell(AnswerState(event.worker, event.request))
+
+    def session_forgotten(self, event: events.SessionForgotten) -> None:
+        """Forget a session, also what its users would save at their end."""
+        self._ledger.remember(STATE, f"{SESSION_PREFIX}{event.name}", None)
+        for slot in self._state.workers.values():
+            for lease, task in slot.leases.items():
+                if task.spec.session == event.name:
+                    self._forgotten[lease] = slot.worker
+
+    def _is_refused(self, event: events.StateWanted | events.StateGiven) -> bool:
+        """Refuse the state of a session to a task that does not use the session."""
+        if not event.key.startswith(SESSION_PREFIX):
+            return False
+        found = self._holder(event.worker, event.lease)
+        if found is not None and f"{SESSION_PREFIX}{found[1].spec.session}" == event.key:
+            return False
+        why = "this task was submitted without this session"
+        self._state.out.append(AnswerState(event.worker, event.request, why))
+        return True
 
     def _shares_state(self, event: events.StateWanted | events.StateGiven) -> bool:
         """Return whether the state is not of this machine; if so, ask the cluster for it."""
@@ -205,6 +233,9 @@ class HandlerRequests:
 
     def leases_over(self, event: events.LeasesCompleted | events.LeasesReturned) -> None:
         """Release the locks of leases that have ended or were given back."""
+        for lease in event.leases if self._forgotten else ():
+            if self._forgotten.get(lease) == event.worker:
+                del self._forgotten[lease]
         if self._shared_states.asks:
             self._shared_states.leases_over(event.worker, event.leases)
         for lease in event.leases if self._interests else ():
@@ -218,6 +249,9 @@ class HandlerRequests:
 
     def worker_exited(self, event: events.WorkerExited) -> None:
         self._shared_states.leases_over(event.worker)
+        for lease, worker in list(self._forgotten.items()):
+            if worker == event.worker:
+                del self._forgotten[lease]
         for lease, interest in list(self._interests.items()):
             if interest.worker == event.worker:
                 self._let_go(lease)
@@ -324,6 +358,8 @@ class HandlerRequests:
                 assert (lease, name) in noted, (name, lease)
                 noted.discard((lease, name))
         assert not noted, noted
+        for lease, worker in self._forgotten.items():
+            assert self._holder(worker, lease) is not None, lease
         for lease, interest in self._interests.items():
             assert self._holder(interest.worker, lease) is not None, (lease, interest)
         self._shared_states.validate(lambda *lease: self._holder(*lease) is not None)

@@ -38,7 +38,7 @@ from musterd.supervisor.core.tasks.refusals import (
     id_taken,
     not_known,
     not_now,
-    unknown_class,
+    unknown_name,
     unknown_task,
 )
 
@@ -228,8 +228,8 @@ class Intake:
     ) -> Rejection | None:
         """Create the task, or say why not."""
         state, pool = self._state, route.pool
-        if spec.policy and spec.policy not in state.policy.classes:
-            return unknown_class(spec, state)
+        if refusal := unknown_name(spec, pool, state):
+            return refusal
         if state.store_problem:
             return not_now(spec, pool, state)
         answer: Outcome | None = None

@@ -17,7 +17,7 @@ that moment, so the board is read whenever a deadline could have passed.
 from collections.abc import Callable
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
-from musterd.ipc.wire.messages import CANCELLED, EXPIRED, NOT_GIVEN, Lease
+from musterd.ipc.wire.messages import CANCELLED, EXPIRED, NOT_GIVEN, Failure, Lease
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import (
     AssignLeases,
@@ -93,7 +93,7 @@ class Leases:
             if run and not (plain and route is run[0].route and spec.priority == run[0].priority):
                 run[0].route.pool.queue.push_many(run, now_ns)
                 run = []
-            if plain and not (spec.target or spec.policy):
+            if plain and not (spec.target or spec.policy or spec.session):
                 run.append(task)
             elif task.cancelled:
                 self._ledger.finish(task, CANCELLED)
@@ -151,14 +151,14 @@ class Leases:
         if task.state in (TaskState.QUEUED, TaskState.WAITING, TaskState.JOINED):
             self.withdraw(task, EXPIRED)
 
-    def withdraw(self, task: Task, state: str) -> None:
+    def withdraw(self, task: Task, state: str, failure: Failure | None = None) -> None:
         """End a task that is queued or waiting."""
         pool = task.route.pool
         if task.state in (TaskState.WAITING, TaskState.JOINED):
             pool.waiting -= 1
         else:
             pool.queue.discard(task)
-        self._ledger.finish(task, state)
+        self._ledger.finish(task, state, failure=failure)
 
     def interrupt(self, task: Task) -> None:
         """End a task that a worker holds: ask the worker, and kill it if it ignores that."""
@@ -286,8 +286,9 @@ class Leases:
                 timeout_ns = task.timeout_ns
                 max_retries, backoff = task.max_retries, task.backoff.custom
                 counts = task.gate.counts if task.gate is not None else None
+                fetching = task.gate.fetching if task.gate is not None else None
                 if task.claim is not None:
-                    counts = task.claim.counts
+                    counts, fetching = task.claim.counts, task.claim.fetching
                 if not soonest_ns or timeout_ns < soonest_ns:
                     soonest_ns = timeout_ns
             attempt = task.attempt
@@ -303,6 +304,9 @@ class Leases:
                     last,
                     backoff,
                     counts,
+                    spec.session,
+                    spec.watch,
+                    fetching,
                 )
             )
         self._last_lease = lease

@@ -43,7 +43,7 @@ class Reception:
         self._ledger = ledger
         self.shares = False  # this machine is a node of a cluster
         self.alone = False  # the supervisor serves tasks.sock
-        self._refusing = False
+        self.refusing = False  # new tasks of shared pools, because there is no sidecar
         self._reason = ""  # why there is no sidecar
         self._connected = False
         self._wait = 0  # the number of the last wait for a sidecar
@@ -60,7 +60,7 @@ class Reception:
             self._wait_for_it()
 
     def connected(self, _event: events.ClusterConnected) -> None:
-        self._connected, self._refusing = True, False
+        self._connected, self.refusing = True, False
         if not self.alone:
             return
         self.alone = False
@@ -109,7 +109,7 @@ class Reception:
         if not self.alone or not any(each.code == ELSEWHERE for each in rejected):
             return False
         waiting = _Waiting(event, rejected)
-        if self._refusing and not event.resend:
+        if self.refusing and not event.resend:
             self._answer(waiting)
         else:
             self._waiting.setdefault(event.peer, []).append(waiting)
@@ -117,7 +117,7 @@ class Reception:
 
     def _refuse(self) -> None:
         """Refuse what waits for the cluster, unless it may be accepted there."""
-        self._refusing = True
+        self.refusing = True
         for peer, waiting in list(self._waiting.items()):
             kept = [each for each in waiting if each.event.resend]
             for each in waiting:
@@ -148,4 +148,4 @@ class Reception:
     def validate(self) -> None:
         assert self.alone or not self._waiting, self._waiting
         waiting = [each for some in self._waiting.values() for each in some]
-        assert not self._refusing or all(each.event.resend for each in waiting), waiting
+        assert not self.refusing or all(each.event.resend for each in waiting), waiting

@@ -63,9 +63,18 @@ def no_cluster(spec: TaskSpec, reason: str) -> Rejection:
     )
 
 
-def unknown_class(spec: TaskSpec, state: State) -> Rejection:
-    known = ", ".join(sorted(state.policy.classes)[:NAMES_SHOWN_MAX]) or "none"
-    why = f"there is no class '{spec.policy}' in [classes] (known: {known})"
+def unknown_name(spec: TaskSpec, pool: Pool, state: State) -> Rejection | None:
+    """Refuse a task with a class that does not exist, or a session that is not for its pool."""
+    if spec.policy and spec.policy not in state.policy.classes:
+        known = ", ".join(sorted(state.policy.classes)[:NAMES_SHOWN_MAX]) or "none"
+        why = f"there is no class '{spec.policy}' in [classes] (known: {known})"
+    elif not spec.session or spec.session in pool.policy.sessions:
+        return None
+    elif spec.session in state.policy.sessions:
+        why = f"session '{spec.session}' is not for pool '{pool.name}': see its key sessions"
+    else:
+        known = ", ".join(sorted(state.policy.sessions)[:NAMES_SHOWN_MAX]) or "none"
+        why = f"there is no session '{spec.session}' in [sessions] (known: {known})"
     return Rejection(spec.id, INVALID_TASK, f"'{spec.name}' was not accepted: {why}")
 
 

@@ -10,30 +10,47 @@ backwards, cron waits until the clock is beyond `last_ns` again, and an interval
 Between two readings the monotonic clock counts on. A timer is set only for instants within the next
 two readings, so no timer outlives a change of the clock for long.
 
+A schedule is looked at when it is due (due_times.py), not once a second. However many are due at
+once, one event deals with a bounded number of them; the others follow in the next turns.
+
 Counted and reported instead of run: instants that `catch_up` leaves out, instants during the last
 run (`overlap = false`; with `catch_up = "all"` they wait for their turn), instants at which
-the queue is full. No task is created during a shutdown, while the store cannot write and while the
-pool is drained: that is downtime.
+the queue is full. A last run that was attempted and waits for a retry gives way to the next one, so
+that the pauses of a failing site never silence its schedule. No task is created during a shutdown,
+while the store cannot write and while the pool is drained: that is downtime.
 
 Schedules of pools whose tasks come from a cluster are none of these: see cluster/scheduler.py.
+Those that are added at run time come by added_schedules.py.
 """
 
-from hashlib import sha256
+from collections.abc import Iterable
 
 import msgspec
-from msgspec import Struct
+from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import SUCCEEDED, UNKNOWN_TASK, Change, Rejection
-from musterd.supervisor.core.model import events
+from musterd.ipc.wire.messages import (
+    CANCEL,
+    CANCELLED,
+    FAILED,
+    SUCCEEDED,
+    Change,
+    Failure,
+    Outcome,
+    Rejection,
+)
+from musterd.ipc.wire.schedule_messages import UNKNOWN_SCHEDULE
+from musterd.supervisor.core.model import events, schedule_events
 from musterd.supervisor.core.model.actions import Acknowledge, Report, TellChanges
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.policy import FleetPolicy, SchedulePolicy
 from musterd.supervisor.core.model.pool import ForkServerState
 from musterd.supervisor.core.model.runs import (
     RUN_PREFIX,
+    asked_ns,
     due_runs,
     is_set_back,
+    perhaps_made,
     plan_name,
     run_spec,
     set_back_why,
@@ -41,182 +58,260 @@ from musterd.supervisor.core.model.runs import (
 )
 from musterd.supervisor.core.model.shared import is_shared
 from musterd.supervisor.core.model.state import State
-from musterd.supervisor.core.model.task import Task
+from musterd.supervisor.core.model.task import Task, TaskState
+from musterd.supervisor.core.model.watching import (
+    HISTORY,
+    begin_anew,
+    encode_entry,
+    history_key,
+    judge,
+    trim,
+)
+from musterd.supervisor.core.tasks.due_times import DueTimes
 from musterd.supervisor.core.tasks.intake import Intake
+from musterd.supervisor.core.tasks.leases import Leases
 from musterd.supervisor.core.tasks.pauses import DRAINED
+from musterd.supervisor.core.tasks.schedule import (
+    FACT,
+    Schedule,
+    ScheduleRecord,
+    adopt,
+    change_report,
+    decode_record,
+    encode_record,
+    readable,
+    seen_of,
+)
 
-FACT = "schedule"  # Fact.kind
 # Timers are set for instants within this time: two readings of the clock.
 HORIZON_NS = 2 * SECOND_NS
+# What one event may spend on schedules that are due: a look costs 1, a run LOOKS_PER_RUN. So an
+# event takes about 10 ms, or a few times that on a slow machine.
+LOOKS_MAX = 1000
+LOOKS_PER_RUN = 10
+FIRST_TURN_MAX = 8999  # of four digits, which the id of a run has room for; it grows later
 # Live runs retried by hand that one schedule remembers; new runs do not wait for further ones.
 RETRIED_MAX = 100
 # Between two log lines about skipped runs of one schedule, and about its new beginnings.
 REPORT_GAP_NS = 60 * SECOND_NS
 
 
-class ScheduleRecord(Struct, array_like=True):
-    """The state of a schedule that survives restarts."""
-
-    plan: str  # task and timing: another plan begins anew
-    last_ns: int = 0  # all instants up to this one are settled; 0: not begun
-    turn: int = 0  # how often `last_ns` was set back: part of the ids, so that none repeats
-    paused: bool = False
-    task: str = ""  # id of the newest run
-    ran_ns: int = 0  # the instant of the newest run
-    state: str = ""  # how the newest run ended; "" while it is alive
-    digest: str = ""  # of the last good result
-    untold: str = ""  # id of a run whose result changed, until the report is surely out
-    runs: int = 0
-    skipped: int = 0
-    retried: list[str] = []  # ids of runs retried by hand, until they end
-    changed: str = ""  # id of the last run whose result changed, to `digest`
-
-
-_decode = msgspec.msgpack.Decoder(ScheduleRecord).decode
-_encode = msgspec.msgpack.Encoder().encode
-
-
-class Schedule:
-    def __init__(self, policy: SchedulePolicy) -> None:
-        self.policy = policy
-        self.record = ScheduleRecord(plan_name(policy))
-        self.next_ns: int | None = None  # the instant after `last_ns`
-        self.armed_ns = 0  # the instant a timer is set for
-        self.unreported = 0  # skipped runs that were not reported yet
-        self.why = ""
-        self.reported_ns = 0  # when skipped runs were reported last
-        self.reset_ns = 0  # when its new beginning was reported last
-
-    @property
-    def active(self) -> bool:
-        return self.policy.enabled and not self.record.paused
-
-    @property
-    def alive(self) -> str:
-        """Return the id of a live run: the newest, or one that was retried by hand."""
-        record = self.record
-        if record.task and not record.state:
-            return record.task
-        return record.retried[0] if record.retried else ""
-
-    def settle(self, instant_ns: int) -> None:
-        """Settle all instants up to this one."""
-        self.record.last_ns = instant_ns
-        self.next_ns = self.policy.timing.next_after(instant_ns)
-
-
 class Schedules:
-    def __init__(self, state: State, ledger: Ledger, intake: Intake) -> None:
+    def __init__(self, state: State, ledger: Ledger, leases: Leases, intake: Intake) -> None:
         self._state = state
         self._ledger = ledger
+        self._leases = leases
         self._intake = intake
         self.by_name = {each.name: Schedule(each) for each in _own(state.policy)}
+        self._due: DueTimes[Schedule] = DueTimes()
+        self._waiting: dict[str, Schedule] = {}  # due, and not to be run before the next reading
+        self._restless: dict[str, Schedule] = {}  # with something left to report, or to settle
+        self._wake_ns = 0  # when the next timer fires; 0: none is set
+        self._read_ns = 0  # what the clock said last
+        for schedule in self.by_name.values():
+            self._due.list(schedule, 0)
 
     # -- what it is told ----------------------------------------------------------------------
 
-    def recovered(self, facts: list[tuple[str, bytes]]) -> None:
+    def recovered(self, facts: Iterable[tuple[str, bytes]]) -> None:
         """Restore schedules from the store; called before its tasks are recovered."""
         for name, value in facts:
-            schedule = self.by_name.get(name)
-            if schedule is None:
-                self._ledger.remember(FACT, name, None)  # no longer in the configuration
-                continue
-            try:
-                record = _decode(value)
-            except msgspec.MsgspecError as error:
-                why = f"what was stored of it cannot be read ({error}): it begins anew"
-                self._report(schedule, "schedule.reset", "error", reason=why)
-                continue
-            self._restore(schedule, record)
+            if name in self.by_name:
+                self.restore(name, value)
+            else:
+                self.forget(name, value)  # no longer in the configuration
+
+    def restore(self, name: str, value: bytes) -> None:
+        """Go on where a schedule was, as the store has it."""
+        schedule = self.by_name[name]
+        try:
+            record = decode_record(value)
+        except msgspec.MsgspecError as error:
+            why = f"what was stored of it cannot be read ({error}): it begins anew"
+            self._report(schedule, "schedule.reset", "error", reason=why)
+            return
+        self._restore(schedule, record)
 
     def _restore(self, schedule: Schedule, record: ScheduleRecord) -> None:
+        adopt(record)
         if record.plan != schedule.record.plan:
             record = ScheduleRecord(
-                schedule.record.plan, turn=record.turn + 1, paused=record.paused
+                schedule.record.plan,
+                turn=record.turn + 1,
+                paused=record.paused,
+                asked_ns=record.asked_ns,
+                asked=record.asked,
+                watched=record.watched,
             )
+            begin_anew(record.watched)
         if not schedule.policy.enabled:
             record.last_ns = 0  # instants while it was disabled are not caught up with
         schedule.record = record
         if record.last_ns:
             schedule.settle(record.last_ns)
-        if record.untold:
-            self._ledger.tell(self._changed(schedule))
+        for note in record.watched.untold:
+            self._ledger.tell(change_report(schedule, note, again=True))
+        self._due.list(schedule, 0)
         self._write(schedule)
 
-    def follow(self) -> None:
+    def follow(self, added: Iterable[SchedulePolicy] = ()) -> None:
         """Apply other schedules; one with an unchanged plan goes on where it is."""
-        wanted = {policy.name: policy for policy in _own(self._state.policy)}
+        wanted = {policy.name: policy for policy in (*_own(self._state.policy), *added)}
         for name in [name for name in self.by_name if name not in wanted]:
-            self._tell_skipped(self.by_name.pop(name), at_once=True)
-            self._ledger.remember(FACT, name, None)
-        for name, policy in wanted.items():
-            schedule = self.by_name.get(name)
-            if schedule is None:
-                self.by_name[name] = Schedule(policy)
-            elif schedule.policy != policy:
-                self._replan(schedule, policy)
+            self.remove(name)
+        for policy in wanted.values():
+            self.apply(policy)
+
+    def apply(self, policy: SchedulePolicy) -> bool:
+        """Add a schedule, or change the one of this name; return whether it is new."""
+        schedule = self.by_name.get(policy.name)
+        if schedule is None:
+            schedule = self.by_name[policy.name] = Schedule(policy)
+            # One of this name may have had runs at the same instants: their ids must differ.
+            schedule.record.turn = self._state.rng.randint(1, FIRST_TURN_MAX)
+            self._due.list(schedule, 0)
+            return True
+        if schedule.policy != policy:
+            self._replan(schedule, policy)
+        return False
+
+    def begin(self, name: str, ago_ns: int) -> None:
+        """Begin a new schedule as if that had been so long ago; its first run comes earlier."""
+        schedule = self.by_name[name]
+        schedule.record.asked_ns = self._wall_ns()
+        if schedule.active:
+            schedule.settle(self._wall_ns() - ago_ns)
+            self._due.list(schedule, schedule.next_ns or 0)
+            self._wake()
+        self._write(schedule)
+
+    def remove(self, name: str) -> None:
+        """Forget a schedule; its runs that are under way end as they would."""
+        self.forget(name, self.release(name))
+
+    def forget(self, name: str, value: bytes) -> None:
+        """Forget what release() returned of a schedule, and its history."""
+        record = readable(value)
+        self._ledger.remember(FACT, name, None)
+        for kept in record.watched.history if record is not None else ():
+            self._ledger.remember(HISTORY, history_key(name, kept.number), None)
+
+    def release(self, name: str) -> bytes:
+        """Stop looking after a schedule; return what restore() needs."""
+        schedule = self.by_name.pop(name)
+        self._tell_skipped(schedule, at_once=True)
+        self._restless.pop(name, None)
+        self._waiting.pop(name, None)
+        self._due.leave(schedule)
+        return encode_record(schedule.record)
 
     def _replan(self, schedule: Schedule, policy: SchedulePolicy) -> None:
         record, plan = schedule.record, plan_name(policy)
         if record.plan != plan:  # begins anew, but a live run still counts
             run = (record.task, record.ran_ns, record.state)
-            record = ScheduleRecord(plan, 0, record.turn + 1, record.paused, *run)
+            asked, watched = (record.asked_ns, record.asked), record.watched
+            begin_anew(watched)
+            record = ScheduleRecord(plan, 0, record.turn + 1, record.paused, *run, watched=watched)
+            record.asked_ns, record.asked = asked
         if not policy.enabled:
             record.last_ns = 0  # instants while it was disabled are not caught up with
         schedule.policy, schedule.record = policy, record
-        schedule.next_ns, schedule.armed_ns = None, 0
+        schedule.next_ns = None
         if record.last_ns:
             schedule.settle(record.last_ns)
+        self._due.list(schedule, 0)
         self._write(schedule)
 
     def clock_read(self, _: events.ClockRead) -> None:
-        for schedule in self.by_name.values():
-            if schedule.record.untold and self._ledger.settled:
-                schedule.record.untold = ""  # the transaction of the report is on disk
+        for name, schedule in list(self._restless.items()):
+            if schedule.told and self._ledger.settled:
+                watched, told = schedule.record.watched, schedule.told
+                watched.untold = [note for note in watched.untold if note not in told]
+                schedule.told = []
+                self._forget_entries(schedule, trim(schedule.policy.watching, watched))
                 self._write(schedule)
             self._tell_skipped(schedule)
-            self._look(schedule)
+            if not schedule.told and not schedule.unreported:
+                del self._restless[name]
+        wall_ns = self._wall_ns()
+        if wall_ns < self._read_ns:  # set back: what was not due for long may begin anew
+            for schedule in self.by_name.values():
+                self._due.list(schedule, 0)
+        for schedule in self._waiting.values():
+            self._due.list(schedule, 0)
+        self._waiting.clear()
+        self._read_ns = wall_ns
+        self._look_at_due()
 
     def closing(self, _: events.ShutdownRequested) -> None:
         """Report skipped runs before a shutdown."""
         for schedule in self.by_name.values():
             self._tell_skipped(schedule, at_once=True)
 
-    def pause(self, event: events.SchedulePauseRequested) -> None:
+    def pause(self, event: schedule_events.SchedulePauseRequested) -> None:
         schedule = self.by_name.get(event.name)
         rejected = [] if schedule is not None else [self._unknown(event.name)]
         if schedule is not None and schedule.record.paused != event.paused:
             schedule.record.paused = event.paused
             if not event.paused:  # instants of the pause are not caught up with
                 schedule.settle(max(schedule.record.last_ns, self._wall_ns()))
+                self._due.list(schedule, 0)
             self._write(schedule)
             self._report(schedule, "schedule.paused" if event.paused else "schedule.resumed")
-        self._ledger.tell(Acknowledge(event.peer, 0, rejected))
+        self._ledger.tell(Acknowledge(event.peer, event.request, rejected))
+
+    def hold(self, name: str) -> None:
+        """Pause a schedule that is being put."""
+        schedule = self.by_name[name]
+        schedule.record.paused = True
+        self._write(schedule)
 
     def followed(self, event: events.ChangesFollowed) -> None:
         changes = [
-            Change(name, schedule.record.changed, schedule.record.digest)
+            Change(name, note.task, note.digest, note.at_ns, note.number, note.before)
             for name, schedule in self.by_name.items()
-            if schedule.record.changed
+            if (note := schedule.record.watched.newest) is not None
         ]
         self._ledger.tell(TellChanges(event.peer, changes))
 
-    def run_now(self, event: events.ScheduleRunRequested) -> None:
+    def change_told(self, event: events.ChangeTold) -> None:
+        """Note that a change was told; that is written when the clock is read next."""
+        schedule = self.by_name.get(event.schedule)
+        if schedule is not None:
+            told = (event.task, event.number)
+            untold = schedule.record.watched.untold
+            schedule.told += [note for note in untold if (note.task, note.number) == told]
+            self._restless[event.schedule] = schedule
+
+    def run_now(self, event: schedule_events.ScheduleRunRequested) -> None:
         schedule = self.by_name.get(event.name)
+        rejection: Rejection | None = None
         if schedule is None:
-            rejection: Rejection | None = self._unknown(event.name)
+            rejection = self._unknown(event.name)
+        elif event.id and self._was_made(schedule, event.id):
+            pass
+        elif event.again and not self._is_new(schedule, event.id):
+            rejection = perhaps_made(event.name, event.id)
         elif schedule.alive and not schedule.policy.overlap:
             rejection = still_running(event.name, schedule.alive)
         else:
-            rejection = self._run(schedule, self._wall_ns(), by_hand=True)
+            rejection = self._run(schedule, self._wall_ns(), by_hand=True, id_=event.id)
         if schedule is not None and rejection is None:
             self._write(schedule)
-            self._ledger.tell(Acknowledge(event.peer, 0, []))
+            self._ledger.tell(Acknowledge(event.peer, event.request, []))
         elif rejection is not None:  # a refusal need not wait for the disk, which may be full
-            self._state.out.append(Acknowledge(event.peer, 0, [rejection]))
+            self._state.out.append(Acknowledge(event.peer, event.request, [rejection]))
+
+    def _was_made(self, schedule: Schedule, id_: str) -> bool:
+        """Whether a run that was asked for by this id is there already."""
+        return id_ in (schedule.record.task, schedule.record.asked) or self._intake.alive(id_)
+
+    def _is_new(self, schedule: Schedule, id_: str) -> bool:
+        """Whether a run that is asked for again was surely not made before."""
+        return schedule.record.asked_ns < asked_ns(id_) <= self._wall_ns()
 
     def _unknown(self, name: str) -> Rejection:
-        return Rejection("", UNKNOWN_TASK, f"there is no schedule '{name}'")
+        return Rejection(name, UNKNOWN_SCHEDULE, f"there is no schedule '{name}'")
 
     # -- the clock ----------------------------------------------------------------------------
 
@@ -228,11 +323,40 @@ class Schedules:
         """Begin now, without the instants before."""
         if schedule.record.last_ns > self._wall_ns():
             schedule.record.turn += 1
+        schedule.record.asked_ns = schedule.record.asked_ns or self._wall_ns()
         schedule.settle(self._wall_ns())
 
+    def _look_at_due(self) -> None:
+        """Look at the schedules that are due, as many as one event may; set a timer for others."""
+        wall_ns, looks, due = self._wall_ns(), LOOKS_MAX, self._due
+        while looks > 0 and (schedule := due.take(wall_ns)) is not None:
+            runs = schedule.record.runs
+            self._look(schedule)
+            looks -= 1 + LOOKS_PER_RUN * (schedule.record.runs - runs)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Set a timer for the next instant, if that is near."""
+        next_ns, now_ns = self._due.next_ns(), self._state.now_ns
+        if next_ns is None or (ahead_ns := next_ns - self._wall_ns()) > HORIZON_NS:
+            return
+        wake_ns = now_ns + max(1, ahead_ns)  # not in this turn, in which others must be heard
+        if not now_ns < self._wake_ns <= wake_ns:
+            self._wake_ns = wake_ns
+            self._state.timers.at(wake_ns, self._look_at_due)
+
     def _look(self, schedule: Schedule) -> None:
-        """Run what is due, or set a timer."""
-        if not schedule.active or not self._state.intake_open or self._state.store_problem:
+        """Run what is due, and list the schedule for its next instant."""
+        if schedule.active:
+            self._run_due(schedule)
+            next_ns = schedule.next_ns if schedule.record.last_ns else 0  # 0: it could not begin
+            if next_ns is not None and next_ns > self._wall_ns():
+                self._due.list(schedule, next_ns)
+            elif next_ns is not None:
+                self._waiting[schedule.policy.name] = schedule
+
+    def _run_due(self, schedule: Schedule) -> None:
+        if not self._state.intake_open or self._state.store_problem:
             return
         wall_ns, record = self._wall_ns(), schedule.record
         if not record.last_ns or self._stepped_back(schedule, record.last_ns - wall_ns):
@@ -243,8 +367,6 @@ class Schedules:
         if schedule.next_ns <= wall_ns and not self._must_wait(schedule):
             self._catch_up(schedule, wall_ns)
             self._write(schedule)
-        if schedule.next_ns is not None:
-            self._arm(schedule, schedule.next_ns, wall_ns)
 
     def _stepped_back(self, schedule: Schedule, ahead_ns: int) -> bool:
         """Return whether `last_ns` lies too far ahead of the clock to wait for it."""
@@ -257,19 +379,10 @@ class Schedules:
             self._report(schedule, "schedule.reset", "warning", reason=why)
         return True
 
-    def _arm(self, schedule: Schedule, next_ns: int, wall_ns: int) -> None:
-        if wall_ns < next_ns <= wall_ns + HORIZON_NS and schedule.armed_ns != next_ns:
-            schedule.armed_ns = next_ns
-            due_ns = self._state.now_ns + next_ns - wall_ns
-            self._state.timers.at(due_ns, self._fire, schedule)
-
-    def _fire(self, schedule: Schedule) -> None:
-        schedule.armed_ns = 0
-        self._look_again(schedule)
-
     def _look_again(self, schedule: Schedule) -> None:
         if self.by_name.get(schedule.policy.name) is schedule:  # else it was removed
             self._look(schedule)
+            self._wake()
 
     # -- what is due --------------------------------------------------------------------------
 
@@ -301,9 +414,10 @@ class Schedules:
             if schedule.alive and not policy.overlap:
                 if policy.catch_up == "all":
                     return  # the next run follows when this one has ended
-                self._skip(schedule, 1, f"run {schedule.alive} has not ended")
-                schedule.settle(instant_ns)
-                continue
+                if not self._gave_way(schedule):
+                    self._skip(schedule, 1, self._why_alive(schedule))
+                    schedule.settle(instant_ns)
+                    continue
             schedule.settle(instant_ns)
             rejection = self._run(schedule, instant_ns)
             if rejection is not None:
@@ -311,8 +425,26 @@ class Schedules:
         if not due.instants:
             schedule.settle(due.newest_ns)
 
+    def _gave_way(self, schedule: Schedule) -> bool:
+        """End the last run if it only waits for another attempt: the run that is due is one."""
+        task = self._state.tasks.get(schedule.alive)
+        if task is None or task.state != TaskState.WAITING or not task.attempt:
+            return False
+        if schedule.record.retried:  # a person wants to know what becomes of it
+            return False
+        why = f"not tried again: the next run of schedule '{schedule.policy.name}' is due"
+        self._leases.withdraw(task, CANCELLED, Failure(CANCEL, message=why))
+        return True
+
+    def _why_alive(self, schedule: Schedule) -> str:
+        """Say why the last run is in the way of the next."""
+        task = self._state.tasks.get(schedule.alive)
+        gate = task.gate if task is not None and task.state == TaskState.QUEUED else None
+        why = gate.why(self._state.now_ns) if gate is not None else ""
+        return f"run {schedule.alive} has not ended" + (f": {why}" if why else "")
+
     def _run(
-        self, schedule: Schedule, instant_ns: int, *, by_hand: bool = False
+        self, schedule: Schedule, instant_ns: int, *, by_hand: bool = False, id_: str = ""
     ) -> Rejection | None:
         """Create the task of this instant, or say why not."""
         policy, record = schedule.policy, schedule.record
@@ -325,6 +457,8 @@ class Schedules:
             delay_ns=0 if by_hand else self._state.rng.randint(0, policy.jitter_ns),
             by_hand=by_hand,
         )
+        if id_:
+            spec = structs.replace(spec, id=id_)
         # Noted first: a task with a key may end at once, with another task's result.
         record.task, record.ran_ns, record.state = spec.id, instant_ns, ""
         rejection = self._intake.run(spec, self._wall_ns())
@@ -332,6 +466,8 @@ class Schedules:
             record.task, record.ran_ns, record.state = before
             return rejection
         record.runs += 1
+        if by_hand:
+            record.asked_ns, record.asked = asked_ns(spec.id), spec.id
         return None
 
     def _site(self, policy: SchedulePolicy) -> str:
@@ -373,23 +509,43 @@ class Schedules:
         if policy.catch_up == "all" and self._state.wall_offset_ns is not None:
             self._state.timers.at(self._state.now_ns, self._look_again, schedule)
         good = outcome.state == SUCCEEDED and not (outcome.stale or outcome.fallback)
-        if good and policy.notify:
-            before, record.digest = record.digest, sha256(outcome.value).hexdigest()
-            if before and before != record.digest:
-                record.untold = record.changed = id_
-                self._ledger.tell(self._changed(schedule))
-        if newest or good:
+        if policy.notify and good:
+            self._look_at(schedule, task, outcome)
+        elif policy.notify and (outcome.state in (FAILED, SUCCEEDED) or outcome.attempts):
+            self._count_failure(schedule, outcome)
+        if newest or policy.notify:
             self._write(schedule)
 
-    def _changed(self, schedule: Schedule) -> Report:
-        policy, record = schedule.policy, schedule.record
-        return Report(
-            "task.changed",
-            pool=policy.task.partition(".")[0],
-            task=record.untold,
-            schedule=policy.name,
-            digest=record.digest,
-        )
+    def _look_at(self, schedule: Schedule, task: Task, outcome: Outcome) -> None:
+        """Judge a good result; write its entry of history in the transaction of the result."""
+        policy, watched = schedule.policy, schedule.record.watched
+        watched.failures = 0
+        if watched.stale:
+            watched.stale = False
+            self._report(schedule, "watch.recovered")
+        seen = seen_of(task, outcome, self._state.wall_ns(), by_rules=bool(policy.watching.name))
+        if seen is None or task.spec.watch != policy.watching.rules:
+            return  # the result of another task, or one by the rules before a reload
+        judgement = judge(policy.watching, watched, seen)
+        if judgement.entry is not None:
+            key = history_key(policy.name, judgement.entry.number)
+            self._ledger.remember(HISTORY, key, encode_entry(judgement.entry))
+        self._forget_entries(schedule, judgement.forgotten)
+        if judgement.change is not None:
+            self._ledger.tell(change_report(schedule, judgement.change))
+
+    def _forget_entries(self, schedule: Schedule, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            self._ledger.remember(HISTORY, history_key(schedule.policy.name, number), None)
+
+    def _count_failure(self, schedule: Schedule, outcome: Outcome) -> None:
+        """Count a failed run, one that ended with a substitute included; report many in a row."""
+        watched, most = schedule.record.watched, schedule.policy.watching.stale
+        watched.failures += 1
+        if most and watched.failures >= most and not watched.stale:
+            watched.stale = True
+            why = f"{watched.failures} runs in a row failed; the last: {outcome.error[:500]}"
+            self._report(schedule, "watch.stale", "warning", reason=why, count=watched.failures)
 
     def _skip(self, schedule: Schedule, count: int, why: str) -> None:
         schedule.record.skipped += count
@@ -425,7 +581,18 @@ class Schedules:
         )
 
     def _write(self, schedule: Schedule) -> None:
-        self._ledger.remember(FACT, schedule.policy.name, _encode(schedule.record))
+        if schedule.told or schedule.unreported:
+            self._restless[schedule.policy.name] = schedule
+        self._ledger.remember(FACT, schedule.policy.name, encode_record(schedule.record))
+
+    def validate(self) -> None:
+        """Check that every active schedule is listed, not later than it is due, or waits."""
+        for name, schedule in self.by_name.items():
+            assert schedule.policy.name == name
+            if schedule.active and schedule.next_ns is not None and name not in self._waiting:
+                assert schedule.look_ns is not None and schedule.look_ns <= schedule.next_ns, name
+            if schedule.told or schedule.unreported:
+                assert self._restless.get(name) is schedule, name
 
 
 def _own(policy: FleetPolicy) -> list[SchedulePolicy]:

@@ -146,7 +146,16 @@ class Waits:
         slot = task.slot
         if slot is not None and (slot.width > 1 or next(iter(slot.leases)) == task.lease):
             return task.lease not in stuck
-        return not full[task.route.pool.name]  # queued, or behind another task in a worker
+        # queued, or behind another task in a worker
+        return not full[task.route.pool.name] and not self._is_taken(task, stuck)
+
+    def _is_taken(self, task: Task, stuck: dict[int, Wait]) -> bool:
+        """Return whether stuck handlers have all places of the session that a task wants."""
+        places = task.gate.session if task.gate is not None and task.slot is None else None
+        if places is None or places.bulkhead.free:
+            return False
+        users = [self._task_of(wait).spec.session for wait in stuck.values()]
+        return users.count(task.spec.session) >= places.bulkhead.used
 
     def _pool_of(self, lane: Lane) -> Pool | None:
         for pool in self._state.pools.values():
@@ -181,25 +190,34 @@ class Waits:
 
     def _tell(self, wait: Wait, hopeless: dict[int, Wait]) -> None:
         slot = self._state.workers[wait.worker]
-        task = slot.leases[wait.lease]
+        task = self._task_of(wait)
         others = [each for each in hopeless.values() if each is not wait]
         told = [f"{task.spec.id} ({task.spec.name})"]
         told += [self._called(each) for each in others[: TOLD_MAX - 1]]
         if len(others) >= TOLD_MAX:
             told.append(f"{len(others) - TOLD_MAX + 1} more")
         pools = sorted({self._state.workers[each.worker].pool.name for each in hopeless.values()})
+        sessions = sorted({self._task_of(each).spec.session for each in hopeless.values()} - {""})
+        who = f"every worker of {', '.join(pools)} runs a task that waits so"
+        if any(self._is_taken(each, hopeless) for each in self._wanted(wait)):
+            who = f"session {', '.join(sessions)} is used by a task that waits so"
         wanted = ", ".join(self._named(id_) for id_ in wait.ids[:TOLD_MAX])
         reason = (
-            f"task {told[0]} waits for {wanted}, which can never run: every worker of "
-            f"{', '.join(pools)} runs a task that waits so ({', '.join(told)}); submit such tasks "
-            "to another pool, give this one more workers or `concurrency`, or return and go on in "
-            "a later task"
+            f"task {told[0]} waits for {wanted}, which can never run: {who} "
+            f"({', '.join(told)}); submit such tasks to another pool, give this one more workers "
+            "or `concurrency`, or return and go on in a later task"
         )
         self._state.report("task.deadlock", "warning", slot=slot, task=task, reason=reason)
         self._state.out.append(AnswerWait(wait.worker, wait.request, wait.ids, reason))
 
+    def _task_of(self, wait: Wait) -> Task:
+        return self._state.workers[wait.worker].leases[wait.lease]
+
+    def _wanted(self, wait: Wait) -> list[Task]:
+        return [task for id_ in wait.ids if (task := self._state.tasks.get(id_)) is not None]
+
     def _called(self, wait: Wait) -> str:
-        task = self._state.workers[wait.worker].leases[wait.lease]
+        task = self._task_of(wait)
         return f"{task.spec.id} ({task.spec.name})"
 
     def _named(self, id_: str) -> str:

@@ -101,6 +101,8 @@ def _may_begin(gate: Gate, count: int, now_ns: int, left: Left) -> int:
         limits.append(gate.site.places)
     if gate.shared is not None:
         limits.append(gate.shared)
+    if gate.session is not None:
+        limits.append(gate.session)
     for limit in limits:
         if limit not in left:
             left[limit] = _vacancies(limit, now_ns)

@@ -93,6 +93,22 @@ export function toggle() {
   else unlock();
 }
 
+// Saves a file that a failed attempt left. What sites wrote is saved, never shown: it has no type.
+export async function download(id, name) {
+  try {
+    const answer = await fetch(`/api/artefact?${new URLSearchParams({ id, name })}`, { headers: credentials(), cache: "no-store" });
+    if (!answer.ok) throw new Error((await answer.json().catch(() => ({}))).error ?? `HTTP ${answer.status}`);
+    const address = URL.createObjectURL(new Blob([await answer.arrayBuffer()], { type: "application/octet-stream" }));
+    const link = document.createElement("a");
+    link.href = address;
+    link.download = name;
+    link.click();
+    setTimeout(() => URL.revokeObjectURL(address), 60000);
+  } catch (error) {
+    toast(error.message, true);
+  }
+}
+
 // Asks `question` (see ask) and posts the action that `make` returns for the input.
 export async function perform(question, make) {
   if (!token && !(await unlock())) return false;

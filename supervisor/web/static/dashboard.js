@@ -1,6 +1,7 @@
 // The page: shows each part of a snapshot in its place.
 
 import * as actions from "./actions.js";
+import { Changes } from "./changes.js";
 import { $, el, mark, reconcile, rove, say } from "./dom.js";
 import { bytes, clock, count, duration, moment, percent, rate } from "./format.js";
 import { Live } from "./live.js";
@@ -13,6 +14,7 @@ const BREAKER = { closed: "", open: "t-bad", "half-open": "t-warning", "forced-o
 
 const live = new Live();
 const tasks = new Tasks(live);
+const changes = new Changes(live);
 const plots = [
   new Plot($("plot-rate"), ["succeeded", "failed"], { unit: "/s", show: rate }),
   new Plot($("plot-queue"), PRIORITIES, { stacked: true, show: count }),
@@ -314,7 +316,8 @@ function schedules() {
     node.next = row.state === "active" ? row.next_at : 0;
     node.idle = row.state;
     if (cells[3].textContent !== (row.last_state || "–")) cells[3].replaceChildren(row.last_state ? tag(row.last_state) : "–");
-    cells[3].title = `${count(row.runs)} runs, ${count(row.skipped)} skipped`;
+    cells[3].title = `${count(row.runs)} runs, ${count(row.skipped)} skipped` +
+      (row.skipped_why ? `, the last because ${row.skipped_why}` : "");
   });
 }
 
@@ -349,7 +352,7 @@ function countdowns() {
 
 // -- news ----------------------------------------------------------------------------------------
 
-const PARTS = { pools: [pools, figures], workers: [workers], memory: [memory], breakers: [breakers], schedules: [schedules], events: [events], cluster: [cluster, () => tasks.switched()] };
+const PARTS = { pools: [pools, figures], workers: [workers], memory: [memory], breakers: [breakers], schedules: [schedules, () => changes.switched()], events: [events], cluster: [cluster, () => tasks.switched()] };
 
 live.addEventListener("news", ({ detail: news }) => {
   if (!live.state.daemon) { health(); return; } // the daemon has not answered yet

@@ -2,7 +2,7 @@
 
 import * as actions from "./actions.js";
 import { $, el, mark, reconcile, rove, say } from "./dom.js";
-import { clock, count, duration, moment, percent, took } from "./format.js";
+import { bytes, clock, count, duration, moment, percent, took } from "./format.js";
 
 const REFRESH_MS = 3000;
 const TYPING_MS = 250;
@@ -22,7 +22,11 @@ export class Tasks {
     this.body = $("tasks").tBodies[0];
     this.found = null; // the fetched list; null: show that of the snapshot
     rove(this.body, (id) => this.open(id));
-    for (const id of ["task-state", "task-pool", "task-node"]) $(id).addEventListener("change", () => this.search(0));
+    for (const id of ["task-state", "task-pool"]) $(id).addEventListener("change", () => this.search(0));
+    $("task-node").addEventListener("change", (event) => {
+      if (!["", "*"].includes(event.target.value)) $("task-state").value = "running"; // only these have a node
+      this.search(0);
+    });
     $("task-words").addEventListener("input", () => this.search(TYPING_MS));
     $("retry-shown").addEventListener("click", () => actions.retry(this.rows.slice(0, 100).map((row) => row.id)));
     document.addEventListener("keydown", (event) => {
@@ -166,6 +170,10 @@ export class Tasks {
     if (task.error) parts.push(el("h3", {}, "Error"), el("pre", { class: "bad" }, task.error));
     if (task.traceback) parts.push(el("pre", {}, task.traceback));
     if (task.args) parts.push(el("h3", {}, "Arguments"), el("pre", {}, task.args));
+    if (task.artefacts?.length) {
+      parts.push(el("h3", {}, "Artefacts of failed attempts"), el("ul", { class: "artefacts" }, ...task.artefacts.map((each) => el("li", {},
+        el("button", { type: "button", onclick: () => actions.download(task.id, each.name) }, each.name), el("span", { class: "dim" }, ` ${bytes(each.bytes)}`)))));
+    }
     parts.push(el("h3", {}, "History"), this.#story(task));
     if (!task.entitled) parts.push(el("p", { class: "dim small" }, actions.possible() ? "Unlock actions to see arguments and tracebacks." : `Arguments and tracebacks: musterctl task ${task.id}`));
     return parts;

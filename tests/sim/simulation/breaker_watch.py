@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import msgpack
 
+from musterd.ipc.wire.messages import SHUT
 from musterd.supervisor.core.model.actions import AssignLeases, Persist, Report
 from musterd.supervisor.core.model.events import BreakerCommanded, FactsRecovered, TasksRecovered
 from musterd.supervisor.core.model.task import TaskState
-from musterd.supervisor.core.tasks.gatekeeper import KIND, OPEN, WAIT, SavedBreaker
+from musterd.supervisor.core.tasks.gatekeeper import KIND, WAIT, SavedBreaker
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -87,6 +88,6 @@ class BreakerWatch:
         failure, held = final.outcome.failure, self.held.get(final.spec.target)
         if final.outcome.cached:  # it shares the outcome of a task with the same key, of any site
             return
-        if failure is not None and failure.kind == OPEN:
+        if failure is not None and failure.kind == SHUT:
             assert held != "disabled", f"{final.spec.id} was kept from a site held disabled"
             self.ended += held == "forced-open"

@@ -23,7 +23,7 @@ from musterd.supervisor.core.model.events import (
     TasksSubmitted,
     TasksWatched,
 )
-from simulation.profile import METHODS, MS, SEC, US
+from simulation.profile import METHODS, MS, SEC, SESSIONS, US
 
 NOBODY = "a task that was never submitted"
 
@@ -123,6 +123,7 @@ class Client:
             expires_ns=world.delay(5 * MS, 4 * SEC) if chance() < profile.expiry else 0,
             **(self._gate_options() if profile.gates else {}),
             **(self._key_options(f"{pool}.{method}") if profile.keys else {}),
+            session=self._session() if profile.sessions else "",
         )
 
     def _gate_options(self) -> dict[str, Any]:
@@ -133,6 +134,9 @@ class Client:
             "fallback": b"\x01" if rng.random() < 0.3 else None,
             "fallback_on": FALLBACK_ON[self._made % len(FALLBACK_ON)],
         }
+
+    def _session(self) -> str:
+        return self._world.rng.choice(("", *SESSIONS, *SESSIONS, "unheard-of"))
 
     def _key_options(self, name: str) -> dict[str, Any]:
         world, rng = self._world, self._world.rng
@@ -226,6 +230,7 @@ class Client:
             rejection = by_id.get(spec.id)
             if rejection is None:
                 assert spec.policy in ("", *self._world.policy.classes), spec.policy
+                assert spec.session in ("", *SESSIONS), spec.session
                 if spec.id not in self.told:
                     self.waits_for[spec.id] = None
             else:

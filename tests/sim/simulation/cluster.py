@@ -50,6 +50,7 @@ from musterd.supervisor.core.tasks.reception import TAKE_OVER_NS
 from simulation.cluster_sidecar import FORBIDDEN, LEASE_NS, WIRE_NS, Sidecar
 from simulation.cluster_timetable import Timetable
 from simulation.profile import METHODS, MS, SEC, US, Profile
+from simulation.runner import SeedFailed
 from simulation.shared_watch import NodeWatch, SharedWatch
 from simulation.wide_workers import WideWorker
 from simulation.workers import SIGKILL, ForkServer, Worker
@@ -160,6 +161,8 @@ class Node:
         self.workers: dict[int, Worker] = {}
         self.fork_servers: dict[tuple[str, str], ForkServer] = {}
         self.sidecar: Sidecar | None = None
+        self.sidecars = 0  # that there were
+        self.caller = 0  # the newest of them whose calls have reached the engine
         self._connected = False  # to a sidecar, as far as the core was told
         self._serves = False  # the core has tasks.sock served by the supervisor
         self._kills = 0  # of sidecars
@@ -512,7 +515,7 @@ class ClusterWorld:
                 for when_ns, mark, what in self.trace
             )
             again = f"python tests/sim --cluster --start {self.seed} --seeds 1"
-            raise AssertionError(
+            raise SeedFailed(
                 f"cluster seed {self.seed} ({self.profile.name}): {type(error).__name__}: {error}\n"
                 f"again: {again}\n{story}"
             ) from error

@@ -65,6 +65,8 @@ class Sidecar:
     def __init__(self, node: Node) -> None:
         self._node = node
         self._world = node.world
+        node.sidecars += 1
+        self.number = node.sidecars
         self.alive = True
         card = NodeCard(f"identity{node.number}", node.name, LEASE_NS, "")
         self._claimer = Claimer(card, Random(node.rng.random()), problems=_problems)
@@ -187,15 +189,16 @@ class Sidecar:
 
     def _arrive(self, call: Call, core: Claimer | Scheduler, answer_ns: int) -> None:
         """The call reaches the engine, or not; so does the answer."""
-        world = self._world
-        if not self.alive and (self._node.sidecar is not None or world.rng.random() < 0.5):
+        world, node = self._world, self._node
+        if not self.alive and (node.caller > self.number or world.rng.random() < 0.5):
             return
         lost = 0.0 if world.is_calm else world.faults.lost
         event: EngineAnswered | EngineFailed
-        if self._node.cut or world.rng.random() < lost / 2:
+        if node.cut or world.rng.random() < lost / 2:
             unsent = world.rng.random() < 0.5
             event = EngineFailed(call.ticket, "before its effect", unsent=unsent)
         else:
+            node.caller = max(node.caller, self.number)
             try:
                 event = EngineAnswered(call.ticket, self._effect(call))
             except Fenced as error:

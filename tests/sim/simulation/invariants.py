@@ -21,6 +21,7 @@ from musterd.ipc.wire.messages import (
     HIGH,
     INVALID,
     QUEUE_FULL,
+    SHUT,
     SHUTTING_DOWN,
     SUCCEEDED,
     TIMEOUT,
@@ -57,7 +58,6 @@ from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import CLEANUP_SLACK_NS, CLOSE_BUDGET_NS
 from musterd.supervisor.core.tasks import endings
-from musterd.supervisor.core.tasks.gatekeeper import OPEN
 from musterd.supervisor.core.tasks.leases import WINDOW_MAX, WINDOW_NS
 from simulation.breaker_watch import BreakerWatch
 from simulation.cancel_watch import CancelWatch
@@ -69,6 +69,7 @@ from simulation.pause_watch import PauseWatch
 from simulation.profile import SEC
 from simulation.retry_watch import RetryWatch
 from simulation.scale_watch import ScaleWatch
+from simulation.session_watch import SessionWatch
 
 if TYPE_CHECKING:
     from simulation.workers import Worker
@@ -117,6 +118,7 @@ class Watch:
         self.pauses = PauseWatch(world)
         self.lifecycle = LifecycleWatch(world)
         self.breakers = BreakerWatch(world)
+        self.sessions = SessionWatch()
         self.cancels = CancelWatch(world)
         self.retries = RetryWatch(world)
         self._scale = ScaleWatch(world)
@@ -146,6 +148,7 @@ class Watch:
         self.pauses.new_life()
         self.lifecycle.new_life()
         self.breakers.new_life()
+        self.sessions.new_life()
         self.cancels.new_life()
         self.retries.new_life()
         self._scale.new_life()
@@ -165,10 +168,12 @@ class Watch:
             assert not suspects, f"{suspects} were to run alone, not as {beside}"
         self._running[lease.id] = worker
         self.keys.began(worker, lease)
+        self.sessions.began(worker, lease)
 
     def ended(self, worker: Worker, lease: Lease) -> None:
         if self._running.get(lease.id) is worker:
             del self._running[lease.id]
+        self.sessions.ended(lease)
         self.given_back(worker, lease)
 
     def lied(self, worker: Worker, lease: Lease) -> None:
@@ -176,6 +181,7 @@ class Watch:
         self.lies += 1
         worker.lied, worker.lied_ns = lease, 0
         self._running.pop(lease.id, None)
+        self.sessions.ended(lease)
         self.given_back(worker, lease)
         self.handler_requests.let_go(lease.lease)
 
@@ -380,7 +386,7 @@ class Watch:
                 assert outcome.attempts == attempts, f"{id_}: {outcome.attempts} of {attempts}"
                 failed = self._failed_runs.get(id_, 0)
                 assert failed >= attempts, f"{id_} failed {failed} times, not {attempts}"
-            elif failure.kind == OPEN:
+            elif failure.kind == SHUT:
                 assert final.spec.on_open != "wait", f"{id_} would have waited"
             elif failure.kind == CRASH and final.crashes:
                 assert final.crashes == pool.policy.max_crashes, f"{id_}: {final.crashes} crashes"

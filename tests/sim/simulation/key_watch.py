@@ -154,4 +154,5 @@ def by_itself(outcome: Outcome) -> Outcome:
 
 
 def _name(spec: TaskSpec) -> str:
-    return f"{spec.name} {spec.key or derived_key(spec.name, spec.args)}"
+    key = spec.key or derived_key(spec.name, spec.args + spec.session.encode())
+    return f"{spec.name} {key}"

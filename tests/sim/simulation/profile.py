@@ -23,6 +23,7 @@ from musterd.supervisor.core.model.policy import (
     PoolPolicy,
     RestartPolicy,
     ScalingPolicy,
+    SessionPolicy,
     TargetPolicy,
 )
 
@@ -98,6 +99,7 @@ class Profile:
     retries_by_hand: int = 0  # times the operator retries finished tasks
     pauses: int = 0  # times the operator pauses, drains or resumes something
     breaker_orders: int = 0  # times the operator commands a breaker
+    forgets: int = 0  # times the operator forgets a session
     calls: int = 0  # times a person submits a task with musterctl
     unreadable: float = 0.0  # chance that the store cannot read an answer
     keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
@@ -107,6 +109,7 @@ class Profile:
     lies: float = 0.0  # chance that a worker sends something untrue instead
     reloads: int = 0  # times the operator reloads, each time with another policy
     gates: bool = False  # breakers that open, bulkheads, rates, classes
+    sessions: bool = False  # tasks use sessions, of which each has one place or two
     scaling: bool = False  # pools that scale by themselves
     disk_queue: bool = False  # few tasks are kept in memory
     alike: float = 0.0  # chance that tasks of a submit differ in their ids only
@@ -839,8 +842,47 @@ UNREADABLE_PROFILES = (
 )
 
 
+# Sessions: few, so that tasks of all pools and sites want the same one.
+SESSION_SEED = 8_000_000
+SESSIONS = {"acme": SessionPolicy(), "shop": SessionPolicy(), "wide": SessionPolicy(2)}
+SESSION_PROFILES = (
+    Profile("sessions", sessions=True, pools=3, targets=3, tasks=60, kills=2, crashes=1),
+    Profile(
+        "sessions-tiny", sessions=True, tasks=120, batch=40, pools=2, weights=(10, 1, 0), crashes=1
+    ),
+    Profile(
+        "sessions-crashy",
+        sessions=True,
+        forgets=5,
+        gates=True,
+        disk_queue=True,
+        asks=0.5,
+        keys=2,
+        width=4,
+        pools=2,
+        targets=4,
+        tasks=60,
+        fail=0.2,
+        crash=0.05,
+        hang=0.03,
+        wedge=0.01,
+        cancel=0.1,
+        expiry=0.1,
+        reloads=3,
+        lies=0.02,
+        pauses=3,
+        kills=4,
+        crashes=2,
+        shutdowns=1,
+        orders=4,
+    ),
+)
+
+
 def profile_of(seed: int, rng: Random) -> Profile:
-    if seed >= UNREADABLE_SEED:
+    if seed >= SESSION_SEED:
+        profile = SESSION_PROFILES[(seed - SESSION_SEED) % len(SESSION_PROFILES)]
+    elif seed >= UNREADABLE_SEED:
         profile = UNREADABLE_PROFILES[(seed - UNREADABLE_SEED) % len(UNREADABLE_PROFILES)]
     elif seed >= NESTED_SEED:
         profile = NESTED_PROFILES[(seed - NESTED_SEED) % len(NESTED_PROFILES)]
@@ -891,6 +933,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
                 **({"resident_tasks": rng.choice((0, 2, 10))} if profile.disk_queue else {}),
                 **(_limits(rng, profile.memory) if profile.recycles else {}),
                 sacrifice=profile.memory and rng.random() < 0.5,
+                sessions=tuple(SESSIONS) if profile.sessions else (),
             )
             for number in range(profile.pools)
         ),
@@ -900,6 +943,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
         page_tasks=rng.choice((1, 3, 8)) if profile.disk_queue else 1024,
         **(_gates(rng) if profile.gates else {}),
         **({"cache": _cache(rng)} if profile.keys else {}),
+        **({"sessions": SESSIONS} if profile.sessions else {}),
         **({"workers_max": rng.choice((0, 5, 8))} if bounded else {}),
         **({"memory": _memory(rng)} if profile.memory else {}),
     )

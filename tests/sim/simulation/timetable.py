@@ -8,7 +8,7 @@ An account of our own, kept from what is committed, checks that:
 - the policy says which instants run and which are skipped;
 - no two runs are alive at once where that is not allowed;
 - a clock that is set back repeats no cron run;
-- a changed result is told at least once, and no other result is called changed;
+- results are watched as simulation/watched.py says;
 - when nothing is in the way, nothing due is left waiting.
 """
 
@@ -27,15 +27,17 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import SUCCEEDED, Completion, Failure, TaskDeclaration, TaskSpec
+from musterd.ipc.wire.messages import Completion, Failure, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions as act
-from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model import events, schedule_events
 from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy, SchedulePolicy
 from musterd.supervisor.core.model.runs import CATCH_UP_MAX, ON_TIME_NS
 from musterd.supervisor.core.model.timing import Cron, Every, Timing
-from musterd.supervisor.core.tasks.schedules import FACT, ScheduleRecord
+from musterd.supervisor.core.model.watching import HISTORY
+from musterd.supervisor.core.tasks.schedule import FACT, ScheduleRecord
 from simulation.door import ask
+from simulation.watched import WatchAccount, policy_of, result_of
 
 SEC = SECOND_NS
 MS = SEC // 1000
@@ -43,6 +45,7 @@ MINUTE = 60 * SEC
 HOUR = 60 * MINUTE
 DAY = 24 * HOUR
 TRACE_LENGTH = 60
+KILLED_AT_CHANGE = 0.02  # the chance of a kill right before or after people are told
 KILLED_AT_COMMIT = 0.002  # the chance of a kill right before or after a commit, which is short
 # Weeks in which summer time begins or ends in one of the zones, and a leap day.
 WEEKS = (
@@ -94,9 +97,7 @@ class Account:
         self.paused = False
         self.instants: dict[tuple[int, int], None] = {}  # committed: (turn, instant)
         self.crons: dict[int, None] = {}
-        self.value: bytes | None = None
-        self.changes: dict[str, None] = {}  # ids whose result differed from the one before
-        self.told: dict[str, None] = {}
+        self.watched = WatchAccount(policy)
         self.reported = 0  # in this life
         self.skipped_before = 0  # before this life
 
@@ -196,6 +197,7 @@ class Timetable:
             overlap=rng.random() < 0.4,
             catch_up=rng.choice(("one", "none", "all")),
             notify=rng.random() < 0.7,
+            watching=policy_of(rng),
         )
         return Account(policy, by_hand)
 
@@ -330,14 +332,17 @@ class Timetable:
             self._begin_life()
         for name, schedule in self.fleet.schedules.items():
             if schedule.record.paused:
-                self.tell(events.SchedulePauseRequested(name, False, b""))
+                self.tell(schedule_events.SchedulePauseRequested(name, False, b""))
         self.after(3 * DAY, self._finish)
 
     def _finish(self) -> None:
         for name, account in self.accounts.items():
-            assert account.told.keys() == account.changes.keys(), (
-                f"{name}: told {list(account.told)}, changed {list(account.changes)}"
+            watched = account.watched
+            assert watched.told.keys() == watched.changes.keys(), (
+                f"{name}: told {list(watched.told)}, changed {list(watched.changes)}"
             )
+            untold = self.fleet.schedules[name].record.watched.untold
+            assert len(untold) <= 1, f"told, and not noted since: {untold}"
         self._heap.clear()
 
     # -- faults and operators -----------------------------------------------------------------
@@ -353,19 +358,19 @@ class Timetable:
 
     def _by_hand(self) -> None:
         name = self.rng.choice(list(self.accounts))
-        self.tell(events.ScheduleRunRequested(name, b""))
+        self.tell(schedule_events.ScheduleRunRequested(name, b""))
 
     def _pause(self) -> None:
         name = self.rng.choice(list(self.accounts))
-        self.tell(events.SchedulePauseRequested(name, True, b""))
+        self.tell(schedule_events.SchedulePauseRequested(name, True, b""))
         self.in_life(self.delay(SEC, DAY), self._resume, name)
 
     def _resume(self, name: str) -> None:
-        self.tell(events.SchedulePauseRequested(name, False, b""))
+        self.tell(schedule_events.SchedulePauseRequested(name, False, b""))
 
     def _follow(self) -> None:
         """Ask for the newest changes as a client; remember what was told before."""
-        told = {name: list(account.told)[-1:] for name, account in self.accounts.items()}
+        told = {name: list(each.watched.told)[-1:] for name, each in self.accounts.items()}
         self.told_before = {name: ids[0] for name, ids in told.items() if ids}
         self.tell(events.ChangesFollowed(b"follower"))
 
@@ -428,8 +433,8 @@ class Timetable:
             else:
                 run_ns = self.delay(MS, rng.choice((SEC, MINUTE, 40 * MINUTE)))
             failure = Failure("permanent") if rng.random() < 0.1 else None
-            value = rng.choice((b"one", b"one", b"two"))
-            done = Completion(lease.lease, run_ns, b"" if failure else value, failure)
+            value, view = (b"", None) if failure else result_of(lease, rng)
+            done = Completion(lease.lease, run_ns, value, failure, view=view)
             self.in_life(run_ns, self.tell, events.LeasesCompleted(action.worker, [done]))
 
     def _commit(self) -> None:
@@ -463,26 +468,20 @@ class Timetable:
         for final in page.finished:
             del self.rows[final.seq]
             self.finished[final.spec.id] = None
-            self._note_result(final)
+            account = self.accounts.get(final.spec.id[1:].partition(".")[0])
+            if account is not None:
+                account.watched.ended(final)
+        facts = {}
         for fact in page.facts:
+            if fact.kind == HISTORY:
+                self.accounts[fact.key.partition(".")[0]].watched.remember(fact)
+                continue
             assert fact.value is not None
             self.facts[fact.key] = fact.value
-        facts = {
-            fact.key: msgspec.msgpack.decode(fact.value or b"", type=ScheduleRecord)
-            for fact in page.facts
-        }
+            facts[fact.key] = msgspec.msgpack.decode(fact.value, type=ScheduleRecord)
         assert added.keys() <= facts.keys(), "a run without what is remembered of it"
         for name, record in facts.items():
             self._audit(self.accounts[name], record, added.get(name, []), wall_ns)
-
-    def _note_result(self, final: act.FinalRecord) -> None:
-        account = self.accounts.get(final.spec.id[1:].partition(".")[0])
-        if account is None or not account.policy.notify or final.outcome.state != SUCCEEDED:
-            return
-        if account.value is not None and account.value != final.outcome.value:
-            account.changes.pop(final.spec.id, None)  # retried by hand: it is the newest again
-            account.changes[final.spec.id] = None
-        account.value = final.outcome.value
 
     def _audit(
         self, account: Account, record: ScheduleRecord, specs: list[TaskSpec], wall_ns: int
@@ -523,6 +522,7 @@ class Timetable:
             prefix = f"@{policy.name}."
             alive = [id_ for id_ in live if id_.startswith(prefix)]
             assert len(alive) <= 1, f"alive at once: {alive}"
+        account.watched.check(record.watched)
         account.last_ns, account.skipped = record.last_ns, record.skipped
         account.turn, account.paused = record.turn, record.paused
 
@@ -550,16 +550,29 @@ class Timetable:
             assert report.count > 0
             account.reported += report.count
         elif report.event == "task.changed":
-            assert report.task in account.changes, f"{report.task} is called changed, and is not"
-            account.told.pop(report.task, None)
-            account.told[report.task] = None
+            slow_ns = self.rng.choice((20 * MS, 20 * MS, 5 * SEC))
+            self.in_life(self.delay(0, slow_ns), self._publish, report)
+            self.in_life(SEC, self._read_once)
+        account.watched.hear(report)
+
+    def _publish(self, report: act.Report) -> None:
+        """Tell people of a change, as the shell does once it has read what history has of it."""
+        killed = self.rng.random() < KILLED_AT_CHANGE
+        if killed and self.rng.random() < 0.5:
+            self._crash()
+        if not self.up:
+            return
+        self.accounts[report.schedule].watched.published(report)
+        if killed:
+            self._crash()
+        self.tell(events.ChangeTold(report.schedule, report.task, report.number))
 
     def _check_newest(self, action: act.TellChanges) -> None:
         """Check that the newest change is on disk and not older than what was told before."""
         newest = {change.schedule: change.task for change in action.changes}
         assert newest.keys() >= self.told_before.keys(), f"{self.told_before}: now {newest}"
         for name, id_ in newest.items():
-            changes = list(self.accounts[name].changes)
+            changes = list(self.accounts[name].watched.changes)
             assert id_ in changes, f"{id_} is called changed, and is not"
             assert changes.index(id_) >= changes.index(self.told_before.get(name, changes[0]))
 

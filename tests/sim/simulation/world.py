@@ -25,7 +25,7 @@ from musterd.supervisor.core.tasks.outage import PATIENCE_NS
 from simulation.clients import CALLER, WIRE_NS, Client
 from simulation.door import ask
 from simulation.invariants import Watch
-from simulation.profile import MS, SEC, US, Profile, policy_of, profile_of
+from simulation.profile import MS, SEC, SESSIONS, US, Profile, policy_of, profile_of
 from simulation.reloads import Reloads
 from simulation.store import READ_NS, Store
 from simulation.weather import Weather
@@ -131,6 +131,7 @@ class World:
             (profile.retries_by_hand, self._retry_by_hand),
             (profile.pauses, self._pause),
             (profile.breaker_orders, self._command_breaker),
+            (profile.forgets, self._forget_session),
             (profile.calls, self._call),
         )
         for count, call in faults:
@@ -374,6 +375,10 @@ class World:
         known = target in self.fleet.sites
         command = self.rng.choice(("open", "close", "reset", "disable") if known else ("open",))
         self.tell(events.BreakerCommanded(target, command))
+
+    def _forget_session(self) -> None:
+        if self.up:
+            self.tell(events.SessionForgotten(self.rng.choice((*SESSIONS, "unheard-of"))))
 
     def _call(self) -> None:
         """Submit a task as a person with musterctl: without a number (control/commands)."""

@@ -2,16 +2,19 @@
 --
 -- Lock order, from first to last. Whoever holds something of a line waits only for lines below it.
 --
+--   life      the row of `life`, which the first to come makes after a crash
 --   joining   advisory (5, 0); applying a policy (5, 1); partitions of `done` (6, 0)
 --   tenure    advisory (3, tenure): shared by who claims, exclusive for who ends a tenure
 --   pools     advisory (1, pool), in the order of their numbers
 --   schedules rows of `schedule`, in the order of their names
 --   keys      rows of `key`, in the order of the keys
+--   forgetting lanes  advisory (8, 0): shared by who puts tasks into lanes, exclusive for who forgets
 --   lanes     new rows of `lane`, in the order of (pool, level, target, class, on_open)
 --   tasks     rows of `live`, in the order of their ids
 --   results   rows of `digest`, in the order of the schedules
 --   sites     rows of `site`, in the order of the targets; a claim never waits for one (SKIP LOCKED)
 --   states    rows of `state`, in the order of the keys
+--   good      rows of `good`, in the order of (name, key)
 --   locks     advisory (7, hash of the name), in that order: who takes locks of handlers
 --   rest      everything else, one row at a time
 --
@@ -37,7 +40,7 @@ CREATE TABLE meta (
 
 CREATE SEQUENCE seq;
 CREATE SEQUENCE tenure_seq AS int;
--- When somebody looked at everything, in milliseconds (is_turn).
+-- When somebody looked at everything, in milliseconds; later if that took long (is_turn, rest).
 CREATE SEQUENCE tidied;
 CREATE SEQUENCE shut_seen;
 CREATE SEQUENCE repaired;
@@ -116,6 +119,8 @@ CREATE INDEX live_cancel ON live (tenure) WHERE state = 1 AND cancel;
 CREATE INDEX live_held ON live (held) WHERE held IS NOT NULL;
 CREATE INDEX live_held_class ON live (held_class) WHERE held_class IS NOT NULL;
 CREATE INDEX live_waiting ON live (ready_at) WHERE state = 2;
+-- Waiting and joined tasks, for idle_lanes. The abs() hides it from all others.
+CREATE INDEX live_aside ON live (lane) WHERE abs(state) > 1;
 CREATE INDEX live_unpaid ON live (lane) WHERE give_up_at IS NOT NULL;
 CREATE INDEX live_expiring ON live (expires_at) WHERE expires_at IS NOT NULL AND state <> 1;
 CREATE INDEX live_key ON live (key) WHERE key IS NOT NULL;
@@ -131,6 +136,7 @@ CREATE TABLE done (
   submitted_at timestamptz NOT NULL, waiter bigint NOT NULL, owner oid NOT NULL,
   name text COLLATE "C" NOT NULL, priority smallint NOT NULL, key text COLLATE "C",
   args bytea NOT NULL, opts opts, failures failed[],
+  node text NOT NULL DEFAULT '',        -- that ran it last
   PRIMARY KEY (id, finished_at)
 ) PARTITION BY RANGE (finished_at);
 CREATE INDEX done_waiter ON done (waiter, xact) WHERE waiter <> 0;
@@ -178,6 +184,7 @@ CREATE TABLE site (
 ) WITH (fillfactor = 50);
 
 CREATE TABLE state (key text COLLATE "C" PRIMARY KEY, value bytea NOT NULL, until timestamptz);
+CREATE INDEX state_until ON state (until) WHERE until IS NOT NULL;
 -- Locks of handlers: nodes that have one or wait for it. The lowest number has it. A lock is as
 -- good as the tenure of its node, and ends with that.
 CREATE TABLE lock (
@@ -200,6 +207,7 @@ CREATE TABLE change (
   task text NOT NULL, digest text NOT NULL, at timestamptz NOT NULL,
   announced bigint, xact xid8 NOT NULL DEFAULT pg_current_xact_id());
 CREATE INDEX change_xact ON change (xact);
+CREATE INDEX change_at ON change (at);
 
 -- What metrics show of the whole cluster, as one of the nodes saw it last (statistics_1).
 CREATE TABLE figures (
@@ -208,18 +216,33 @@ CREATE TABLE figures (
 
 -- Small words.
 CREATE FUNCTION clock() RETURNS timestamptz LANGUAGE sql AS 'SELECT clock_timestamp()';
--- One life of the server: after a crash or a failover, claims may have been forgotten.
-CREATE FUNCTION epoch() RETURNS text LANGUAGE sql AS
-  'SELECT extract(epoch FROM pg_postmaster_start_time())::text';
+-- One life of the server: after a crash or a failover, claims may have been forgotten. A table that
+-- is not logged is empty after both; where one process of the server died, nothing else tells of it.
+CREATE UNLOGGED TABLE life (
+  one bool PRIMARY KEY DEFAULT true CHECK (one), id uuid NOT NULL DEFAULT gen_random_uuid());
+-- NULL: nobody has begun this life yet. Clean restarts are told apart, too.
+CREATE FUNCTION epoch() RETURNS text LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN (SELECT extract(epoch FROM pg_postmaster_start_time()) || ' ' || l.id FROM life l);
+END $$;
+-- For who says what he holds, before he has locked anything: others may wait for this row.
+CREATE FUNCTION begin_life() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF (SELECT true FROM life) IS NULL THEN
+    INSERT INTO life DEFAULT VALUES ON CONFLICT DO NOTHING;
+  END IF;
+END $$;
 CREATE FUNCTION span(ns bigint) RETURNS interval LANGUAGE sql IMMUTABLE AS
   'SELECT make_interval(secs => ns / 1e9)';
 CREATE FUNCTION ns(i interval) RETURNS bigint LANGUAGE sql IMMUTABLE AS
   'SELECT (extract(epoch FROM i) * 1000000000)::bigint';
 CREATE FUNCTION me() RETURNS oid LANGUAGE sql STABLE AS
   'SELECT to_regrole(quote_ident(session_user))::oid';
--- The role that may see only its own tasks; NULL for nodes and administrators, who see all.
+-- The role that may see only its own tasks; NULL for nodes, administrators and the owner of the
+-- schema (as whom functions run), who see all.
 CREATE FUNCTION only_mine() RETURNS oid LANGUAGE sql STABLE AS $$
-  SELECT CASE WHEN NOT (pg_has_role(session_user, @node_name@, 'MEMBER')
+  SELECT CASE WHEN NOT (session_user = current_user
+    OR pg_has_role(session_user, @node_name@, 'MEMBER')
     OR pg_has_role(session_user, @admin_name@, 'MEMBER')) THEN me() END $$;
 -- Keys of a submitter are its own: no task of others joins its tasks, no result of others answers them.
 -- What others than submitters write is shared by all of them.
@@ -230,7 +253,7 @@ CREATE FUNCTION scoped(key text) RETURNS text LANGUAGE sql STABLE AS
 CREATE FUNCTION unscoped(key text) RETURNS text LANGUAGE sql IMMUTABLE AS
   $$ SELECT CASE WHEN starts_with(key, E'\x01') THEN substr(key, 13) ELSE key END $$;
 CREATE FUNCTION is_shared(owner oid) RETURNS bool LANGUAGE sql STABLE AS $$
-  SELECT coalesce((SELECT pg_has_role(r.oid, @node_name@, 'MEMBER')
+  SELECT coalesce((SELECT r.rolname = current_user OR pg_has_role(r.oid, @node_name@, 'MEMBER')
     OR pg_has_role(r.oid, @admin_name@, 'MEMBER') FROM pg_roles r WHERE r.oid = owner), false) $$;
 CREATE FUNCTION version_1() RETURNS TABLE (version int, minimum int, cluster uuid)
 LANGUAGE sql STABLE AS 'SELECT m.version, m.minimum, m.cluster FROM meta m';

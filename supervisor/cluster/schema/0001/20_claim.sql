@@ -305,14 +305,16 @@ RETURNS SETOF granted LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   n node; w record; number bigint; wanted int; aged int; got int; names text[]; turn bigint;
+  life text := epoch();
 BEGIN
   PERFORM pg_advisory_xact_lock_shared(@lock_3@, p_tenure);
   SELECT * INTO n FROM node x WHERE x.tenure = p_tenure AND p_tenure <> 0;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'tenure % is over', p_tenure USING ERRCODE = 'MU001';
   END IF;
-  IF n.draining OR EXISTS (
-    SELECT FROM node x WHERE x.tenure <> 0 AND x.epoch <> epoch() AND x.beat + x.lease > clock())
+  -- Nobody, before all have registered what they run; least of all who has not done so itself.
+  IF n.draining OR life IS NULL OR n.epoch <> life OR EXISTS (
+    SELECT FROM node x WHERE x.tenure <> 0 AND x.epoch <> life AND x.beat + x.lease > clock())
   THEN RETURN; END IF;
   PERFORM set_config('musterd.synchronous_commit', current_setting('synchronous_commit'), true);
   PERFORM set_config('synchronous_commit', 'off', true);

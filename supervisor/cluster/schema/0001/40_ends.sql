@@ -28,7 +28,7 @@ BEGIN
     SELECT schedule_of(u.i) FROM unnest(p_ids) u(i) WHERE u.i LIKE '@%'
     UNION SELECT schedule_of(x.id) FROM live x WHERE x.key = ANY (keys) AND left(x.id, 1) = '@');
   IF names IS NULL THEN RETURN; END IF;
-  INSERT INTO digest SELECT n, '' FROM unnest(names) n ORDER BY 1 ON CONFLICT DO NOTHING;
+  INSERT INTO digest SELECT n, '' FROM unnest(names) n ORDER BY n COLLATE "C" ON CONFLICT DO NOTHING;
   PERFORM FROM digest d WHERE d.schedule = ANY (names) ORDER BY d.schedule FOR UPDATE;
 END $$;
 
@@ -61,6 +61,12 @@ CREATE FUNCTION falls_back(p_opts opts, p_name text, l lane) RETURNS bool LANGUA
       WHERE t.target IN (l.target, '*') ORDER BY t.target = '*' LIMIT 1) END,
     (SELECT nullif(c.fallback_on, '') FROM class c WHERE c.name = l.class)) = 'failure' $$;
 
+CREATE FUNCTION node_of(p_tenure int) RETURNS text LANGUAGE plpgsql STABLE AS $$
+#variable_conflict use_column
+BEGIN
+  RETURN coalesce((SELECT n.name FROM node n WHERE n.tenure = p_tenure AND n.tenure <> 0), '');
+END $$;
+
 -- End one task, and nobody else. `p_fallback`: with the last good result, else with the fallback
 -- of its submit, if there is one.
 CREATE FUNCTION end_one(p_id text, e ending, p_fallback bool) RETURNS told LANGUAGE plpgsql AS $$
@@ -78,10 +84,12 @@ BEGIN
     END IF;
   END IF;
   INSERT INTO done (id, finished_at, state, value, failure, error, attempts, crashes, run_ns, source,
-    seq, pool, target, class, submitted_at, waiter, owner, name, priority, key, args, opts, failures)
+    seq, pool, target, class, submitted_at, waiter, owner, name, priority, key, args, opts, failures,
+    node)
   VALUES (v.id, clock(), e.state, e.value, e.failure, coalesce(e.error, v.error), e.attempts,
     v.crashes, e.run_ns, e.source, v.seq, l.pool, l.target, l.class, v.submitted_at, v.waiter,
-    v.owner, v.name, v.priority, v.key, v.args, v.opts, v.failures);
+    v.owner, v.name, v.priority, v.key, v.args, v.opts, v.failures, CASE WHEN v.tenure IS NOT NULL
+      THEN node_of(v.tenure) ELSE coalesce(v.failures[cardinality(v.failures)].worker, '') END);
   INSERT INTO tally VALUES (l.pool, -1);
   IF v.id LIKE '@%' AND e.state = 4 AND e.source IN ('-', 'c') THEN
     PERFORM note_result(v.id, e.value);
@@ -90,18 +98,13 @@ BEGIN
 END $$;
 
 -- End a task, and with it those that joined it, or let the next of them lead.
-CREATE FUNCTION end_task(v live, e ending, p_fallback bool, p_keeps bool) RETURNS SETOF told
+CREATE FUNCTION end_task(v live, e ending, p_fallback bool) RETURNS SETOF told
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE k key; mine told; other record; p policy;
 BEGIN
   mine := end_one(v.id, e, p_fallback);
   RETURN NEXT mine;
-  IF p_keeps AND e.state = 4 AND e.source = '-' THEN
-    INSERT INTO good VALUES (v.name, good_key(v.name, v.key, v.args, v.owner), e.value,
-      clock() + interval '7 days')
-    ON CONFLICT (name, key) DO UPDATE SET value = EXCLUDED.value, until = EXCLUDED.until;
-  END IF;
   IF v.key IS NULL THEN RETURN; END IF;
   SELECT * INTO k FROM key x WHERE x.key = v.key AND x.leader = v.id;
   IF NOT FOUND THEN RETURN; END IF;
@@ -135,7 +138,7 @@ CREATE FUNCTION give_back(v live) RETURNS SETOF told LANGUAGE plpgsql AS $$
 BEGIN
   IF v.cancel OR v.expires_at <= clock() THEN
     RETURN QUERY SELECT * FROM end_task(v, (CASE WHEN v.cancel THEN 6 ELSE 7 END, '', NULL, NULL,
-      v.attempt, 0, '-')::ending, false, false);
+      v.attempt, 0, '-')::ending, false);
     RETURN;
   END IF;
   UPDATE live x SET state = 2, ready_at = clock(), tenure = NULL, claim = NULL, begun = false,
@@ -159,7 +162,7 @@ BEGIN
   why := format('quarantined: it was running each of the %s times its worker died', v.crashes);
   UPDATE live x SET crashes = v.crashes WHERE x.id = v.id;
   RETURN QUERY SELECT * FROM end_task(v, (5, '', failure('crash', 'PoisonTask', why),
-    'PoisonTask: ' || why, v.attempt + v.crashes, 0, '-')::ending, false, false);
+    'PoisonTask: ' || why, v.attempt + v.crashes, 0, '-')::ending, false);
 END $$;
 
 CREATE FUNCTION noted(v live, p_worker text, p_failure bytea, p_error text) RETURNS live
@@ -182,7 +185,7 @@ BEGIN
   final := CASE WHEN v.cancel THEN 6 WHEN p_retry_ns < 0 THEN 5 WHEN v.expires_at <= clock() THEN 7 END;
   IF final IS NOT NULL THEN
     RETURN QUERY SELECT * FROM end_task(v, (final, '', p_failure, p_error, v.attempt, p_run_ns,
-      '-')::ending, false, false);
+      '-')::ending, false);
     RETURN;
   END IF;
   paid := l.target = '' OR site_pays(l.target, l.class);
@@ -200,7 +203,8 @@ CREATE FUNCTION finish_1(p_tenure int, p_ids text[], p_claims bigint[], p_kinds 
   p_afters bigint[], p_retries bigint[], p_patience bigint[], p_clears text[], p_keeps bool[])
 RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE u record; v live; l lane; worker_ text; s site; slow bool; cleared text[];
+DECLARE u record; v live; l lane; node_ text := node_of(p_tenure); s site; slow bool; cleared text[];
+  kept good[];
 BEGIN
   PERFORM lock_keys(p_ids);
   SELECT bool_or(e.kind <> 0 OR x.key IS NOT NULL OR x.held IS NOT NULL OR x.held_class IS NOT NULL
@@ -219,7 +223,7 @@ BEGIN
   WITH gone AS (
     DELETE FROM live x USING (
       SELECT * FROM unnest(p_ids, p_claims, p_kinds, p_values, p_runs, p_clears, p_keeps)
-        AS e(id, claim, kind, value, run_ns, clears, keeps) ORDER BY e.id) e
+        AS e(id, claim, kind, value, run_ns, clears, keeps) ORDER BY e.id COLLATE "C") e
     WHERE x.id = e.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = e.claim
       AND e.kind = 0 AND x.key IS NULL AND e.clears IS NULL AND e.keeps IS NOT TRUE
       AND x.held IS NULL AND x.id NOT LIKE '@%'
@@ -231,10 +235,10 @@ BEGIN
     GROUP BY y.pool),
   ended AS (
     INSERT INTO done (id, finished_at, state, value, error, attempts, crashes, run_ns, seq, pool,
-      target, class, submitted_at, waiter, owner, name, priority, args, opts, failures)
+      target, class, submitted_at, waiter, owner, name, priority, args, opts, failures, node)
     SELECT g.id, clock(), 4, coalesce(g.value, ''), g.error, g.attempt, g.crashes, g.run_ns, g.seq,
       y.pool, y.target, y.class, g.submitted_at, g.waiter, g.owner, g.name, g.priority, g.args,
-      g.opts, g.failures
+      g.opts, g.failures, node_
     FROM gone g JOIN lane y ON y.lane = g.lane)
   SELECT g.id, g.waiter, 4::smallint, NULL::int, NULL::text, g.held_class FROM gone g;
   IF slow IS NOT TRUE THEN RETURN; END IF;
@@ -252,10 +256,7 @@ BEGIN
     WHERE x.id = u.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = u.claim;
     CONTINUE WHEN NOT FOUND;
     SELECT * INTO l FROM lane x WHERE x.lane = v.lane;
-    IF u.failure IS NOT NULL THEN
-      SELECT n.name INTO worker_ FROM node n WHERE n.tenure = p_tenure;
-      v := noted(v, coalesce(worker_, ''), u.failure, u.error);
-    END IF;
+    IF u.failure IS NOT NULL THEN v := noted(v, node_, u.failure, u.error); END IF;
     IF l.target <> '' AND (u.kind = 0 OR (u.kind = 1 AND u.unwell)) THEN
       SELECT * INTO s FROM site x WHERE x.target = l.target;
       -- The retries of one task count once.
@@ -265,8 +266,12 @@ BEGIN
     END IF;
     IF u.kind = 0 THEN
       IF u.clears IS NOT NULL THEN cleared := cleared || u.clears; END IF;
+      IF u.keeps THEN
+        kept := kept || (v.name, good_key(v.name, v.key, v.args, v.owner), coalesce(u.value, ''),
+          clock() + interval '7 days')::good;
+      END IF;
       RETURN QUERY SELECT * FROM end_task(v, (4, coalesce(u.value, ''), NULL, NULL, v.attempt,
-        u.run_ns, '-')::ending, false, coalesce(u.keeps, false));
+        u.run_ns, '-')::ending, false);
     ELSIF u.kind = 1 THEN
       RETURN QUERY SELECT * FROM attempt_failed(v, l, u.failure, u.error, u.run_ns, u.retry_ns,
         u.patience, u.unwell);
@@ -280,7 +285,7 @@ BEGIN
       ELSE
         RETURN QUERY SELECT * FROM end_task(v, (5, '', failure('crash', '', format(
           'interrupted %s times by shutdowns or restarts', v.interruptions)), 'interrupted',
-          v.attempt, 0, '-')::ending, false, false);
+          v.attempt, 0, '-')::ending, false);
       END IF;
     ELSE
       RETURN QUERY SELECT * FROM crashed(v);
@@ -289,5 +294,10 @@ BEGIN
   IF cleared IS NOT NULL THEN
     PERFORM FROM state x WHERE x.key = ANY (cleared) ORDER BY x.key FOR UPDATE;
     DELETE FROM state x WHERE x.key = ANY (cleared);
+  END IF;
+  IF kept IS NOT NULL THEN
+    INSERT INTO good SELECT DISTINCT ON (k.name, k.key) k.* FROM unnest(kept) k
+    ORDER BY k.name, k.key, k.until DESC
+    ON CONFLICT (name, key) DO UPDATE SET value = EXCLUDED.value, until = EXCLUDED.until;
   END IF;
 END $$;

@@ -1,7 +1,9 @@
 -- Submits. Every check that tasks.sock makes is made here again.
 
-CREATE TYPE sent AS (o int, id text, name text, args bytea, priority smallint, target text, key text,
-  opts opts, pool int, class text, refused text, why text);
+-- What is locked in an order has that of bytes (COLLATE "C"), as the tables: a database has its own.
+CREATE TYPE sent AS (o int, id text COLLATE "C", name text, args bytea, priority smallint,
+  target text COLLATE "C", key text COLLATE "C", opts opts, waiter bigint, owner oid, pool int,
+  class text COLLATE "C", refused text, why text);
 CREATE TYPE verdict AS (o int, verdict text, code text, why text, retry_ns bigint, e ending,
   lanes int[], low bigint, hasten text[]);
 
@@ -61,7 +63,8 @@ END $$;
 CREATE FUNCTION checked(p_sent sent[]) RETURNS sent[] LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 BEGIN
-  RETURN (SELECT array_agg((x.o, x.id, x.name, x.args, x.priority, x.target, x.key, x.opts, p.pool,
+  RETURN (SELECT array_agg((x.o, x.id, x.name, x.args, x.priority, x.target, x.key, x.opts,
+    x.waiter, x.owner, p.pool,
     coalesce((x.opts).policy, CASE WHEN x.target <> '' THEN coalesce(t.class, d.class) END, ''),
     r.refused, r.why)::sent ORDER BY x.o)
   FROM unnest(p_sent) x
@@ -73,6 +76,7 @@ BEGIN
     CASE WHEN wrong IS NOT NULL THEN 'InvalidTask'
       WHEN p.pool IS NULL OR NOT EXISTS (SELECT FROM node_task n WHERE n.name = x.name)
         THEN 'UnknownTask'
+      WHEN left(x.id, 1) = '@' AND only_mine() IS NOT NULL THEN 'InvalidTask'
       WHEN (x.opts).policy IS NOT NULL
         AND NOT EXISTS (SELECT FROM class c WHERE c.name = (x.opts).policy) THEN 'InvalidTask'
     END AS refused,
@@ -80,6 +84,8 @@ BEGIN
         format('no node has a pool for ''%s''; tasks are named POOL.METHOD', x.name)
       WHEN NOT EXISTS (SELECT FROM node_task n WHERE n.name = x.name) THEN
         format('no node has a task ''%s''', x.name)
+      WHEN left(x.id, 1) = '@' AND only_mine() IS NOT NULL
+        THEN 'ids that begin with @ are those of runs of schedules'
       ELSE format('there is no class ''%s''', (x.opts).policy) END AS why) r);
 END $$;
 
@@ -89,6 +95,10 @@ BEGIN
   RETURN (SELECT p.counted < p.queue_size - p.queue_size * CASE p_priority WHEN 0 THEN 0 WHEN 1 THEN 2
     ELSE 5 END / 100 FROM pool p WHERE p.pool = p_pool);
 END $$;
+
+CREATE FUNCTION queue_full(s sent) RETURNS verdict LANGUAGE sql IMMUTABLE AS $$
+  SELECT (s.o, 'rejected', 'QueueFull', format('the queue of pool ''%s'' is full',
+    split_part(s.name, '.', 1)), 1000000000, NULL, NULL, NULL, NULL)::verdict $$;
 
 -- Give lanes to tasks; new ones are made.
 CREATE FUNCTION lanes_for(p_sent sent[]) RETURNS void LANGUAGE plpgsql AS $$
@@ -118,8 +128,9 @@ BEGIN
   WHERE (s.row).limited ORDER BY (s.row).target ON CONFLICT DO NOTHING;
 END $$;
 
-CREATE FUNCTION take_keyed(p_sent sent[], p_waiter bigint, p_owner oid, p_fresh bool)
-RETURNS SETOF verdict LANGUAGE plpgsql AS $$
+-- Decide about all tasks that have keys. Whether there is room is asked once: the next look may see
+-- another number, and a key must not be led by a task that is refused.
+CREATE FUNCTION take_keyed(p_sent sent[], p_fresh bool) RETURNS SETOF verdict LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE s sent; k key; e ending; n int; first text[] := '{}';
 BEGIN
@@ -138,13 +149,13 @@ BEGIN
         source, seq, pool, target, class, submitted_at, waiter, owner, name, priority, key, args,
         opts)
       VALUES (s.id, clock(), e.state, e.value, e.failure, e.error, e.attempts, 0, e.run_ns, 'c',
-        nextval('seq'), s.pool, s.target, s.class, clock(), p_waiter, p_owner, s.name, s.priority,
+        nextval('seq'), s.pool, s.target, s.class, clock(), s.waiter, s.owner, s.name, s.priority,
         s.key, s.args, s.opts);
       RETURN NEXT (s.o, 'answered', NULL, NULL, 0, e, NULL, NULL, NULL)::verdict;
       CONTINUE;
     END IF;
     IF k.leader IS NULL THEN
-      CONTINUE WHEN NOT has_room(s.pool, s.priority);
+      IF NOT has_room(s.pool, s.priority) THEN RETURN NEXT queue_full(s); CONTINUE; END IF;
       UPDATE key x SET leader = s.id, name = s.name, since = clock() WHERE x.key = s.key;
     ELSE
       SELECT count(*) INTO n FROM live x WHERE x.key = s.key AND x.state = 3;
@@ -154,7 +165,7 @@ BEGIN
           'of key ''%s''', unscoped(s.key)), 1000000000, NULL, NULL, NULL, NULL)::verdict;
         CONTINUE;
       END IF;
-      CONTINUE WHEN NOT has_room(s.pool, s.priority);
+      IF NOT has_room(s.pool, s.priority) THEN RETURN NEXT queue_full(s); CONTINUE; END IF;
       RETURN NEXT (s.o, 'joined', NULL, NULL, 0, NULL, NULL, NULL, ARRAY[k.leader])::verdict;
     END IF;
     first := first || s.id;
@@ -162,8 +173,7 @@ BEGIN
 END $$;
 
 -- Take a batch: what is not accepted is returned, and at last one row (o = 0) with what to wake.
-CREATE FUNCTION take_in(p_sent sent[], p_waiter bigint, p_owner oid, p_resend bool, p_fresh bool)
-RETURNS SETOF verdict LANGUAGE plpgsql AS $$
+CREATE FUNCTION take_in(p_sent sent[], p_resend bool, p_fresh bool) RETURNS SETOF verdict LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
   all_ sent[] := checked(p_sent); odd verdict[]; more verdict[]; own_ oid := only_mine();
@@ -196,12 +206,11 @@ BEGIN
   IF keyed THEN
     SELECT array_agg(t) INTO more FROM take_keyed(
       (SELECT coalesce(array_agg(x ORDER BY x.o), '{}') FROM unnest(all_) x
-       WHERE NOT EXISTS (SELECT FROM unnest(odd) y WHERE y.o = x.o)), p_waiter, p_owner, p_fresh) t;
+       WHERE NOT EXISTS (SELECT FROM unnest(odd) y WHERE y.o = x.o)), p_fresh) t;
     odd := odd || more;
   END IF;
-  SELECT array_agg((x.o, 'rejected', 'QueueFull', format('the queue of pool ''%s'' is full',
-    split_part(x.name, '.', 1)), 1000000000, NULL, NULL, NULL, NULL)::verdict) INTO more
-  FROM unnest(all_) x WHERE x.refused IS NULL AND NOT has_room(x.pool, x.priority)
+  SELECT array_agg(queue_full(x)) INTO more FROM unnest(all_) x
+  WHERE x.refused IS NULL AND x.key IS NULL AND NOT has_room(x.pool, x.priority)
     AND NOT EXISTS (SELECT FROM unnest(odd) y WHERE y.o = x.o);
   odd := odd || more;
   IF odd IS NOT NULL THEN
@@ -210,6 +219,7 @@ BEGIN
       SELECT FROM unnest(odd) y WHERE y.o = x.o AND y.verdict <> 'joined');
   END IF;
   IF all_ IS NOT NULL THEN
+    PERFORM pg_advisory_xact_lock_shared(@lock_8@, 0);  -- no lane is forgotten meanwhile
     PERFORM lanes_for(all_);
     WITH new AS (
       INSERT INTO live (id, seq, lane, state, submitted_at, queued_at, ready_at, expires_at, waiter,
@@ -218,7 +228,7 @@ BEGIN
         CASE WHEN x.joins THEN 3 WHEN (x.opts).delay_ns > 0 THEN 2 ELSE 0 END, clock(), clock(),
         CASE WHEN (x.opts).delay_ns > 0 THEN later((x.opts).delay_ns) END,
         CASE WHEN (x.opts).expires_ns > 0 THEN later((x.opts).expires_ns) END,
-        p_waiter, p_owner, x.name, x.priority, x.key, x.args, x.opts
+        x.waiter, x.owner, x.name, x.priority, x.key, x.args, x.opts
       FROM (
         SELECT y.*, nextval('seq') AS seq FROM (
           SELECT z.*, l.lane, EXISTS (SELECT FROM unnest(odd) w
@@ -247,6 +257,7 @@ BEGIN
   IF keyed THEN
     DELETE FROM key k WHERE k.leader IS NULL AND k.key IN (SELECT x.key FROM unnest(p_sent) x);
   END IF;
+  PERFORM count_tasks_alone();
   SELECT array_agg(DISTINCT h) INTO urged FROM unnest(odd) y, unnest(y.hasten) h;
   RETURN QUERY SELECT * FROM unnest(odd) y ORDER BY y.o;
   RETURN NEXT (0, '', NULL, NULL, 0, NULL, lanes, low, urged)::verdict;
@@ -260,7 +271,7 @@ RETURNS TABLE (o int, verdict text, code text, why text, retry_ns bigint, state 
   value bytea, failure bytea, attempts int, run_ns bigint, source "char", lanes int[], low bigint,
   hasten text[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE all_ sent[]; keys text := scoped('');
+DECLARE all_ sent[]; keys text := scoped(''); owner_ oid := me();
 BEGIN
   IF cardinality(p_ids) > 1000 THEN
     RAISE EXCEPTION 'more than 1000 tasks in one submit' USING ERRCODE = '22023';
@@ -269,43 +280,58 @@ BEGIN
     keys || u.key, CASE WHEN num_nonnulls(u.timeout, u.retries, u.delay, u.expires, u.cache, u.debounce,
       u.fallback, u.fallback_on, u.policy, u.on_open) > 0 THEN (u.timeout, u.retries, u.delay,
       u.expires, u.cache, u.debounce, u.fallback, u.fallback_on, u.policy, u.on_open)::opts END,
-    NULL, NULL, NULL, NULL)::sent) INTO all_
+    p_waiter, owner_, NULL, NULL, NULL, NULL)::sent) INTO all_
   FROM unnest(p_ids, p_names, p_args, p_priorities, p_targets, p_keys, p_timeouts, p_retries,
     p_delays, p_expires, p_caches, p_debounces, p_fallbacks, p_fallback_ons, p_policies,
     p_on_opens) WITH ORDINALITY AS u(id, name, args, priority, target, key, timeout, retries, delay,
       expires, cache, debounce, fallback, fallback_on, policy, on_open, o);
   RETURN QUERY SELECT t.o, t.verdict, t.code, t.why, t.retry_ns, (t.e).state, (t.e).value,
     (t.e).failure, (t.e).attempts, (t.e).run_ns, (t.e).source, t.lanes, t.low, t.hasten
-  FROM take_in(all_, p_waiter, me(), p_resend, false) t;
+  FROM take_in(all_, p_resend, false) t;
 END $$;
 
--- Run an ended task again. One task at a time: each has a key to lock.
-CREATE FUNCTION retry_1(p_id text) RETURNS TABLE (code text, why text, retry_ns bigint,
+-- Run ended tasks again. What is not run is returned, and at last one row (o = 0) with what to wake.
+CREATE FUNCTION retry_1(p_ids text[]) RETURNS TABLE (o int, code text, why text, retry_ns bigint,
   lanes int[], low bigint, hasten text[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE d done; found_ bool; t record; mine oid := only_mine();
+DECLARE all_ sent[]; mine oid := only_mine(); t record;
 BEGIN
-  retry_ns := 0;
-  SELECT * INTO d FROM done x WHERE x.id = p_id AND (mine IS NULL OR x.owner = mine)
-  ORDER BY x.finished_at DESC LIMIT 1;
-  found_ := FOUND;
-  IF EXISTS (SELECT FROM live v WHERE v.id = p_id AND (mine IS NULL OR v.owner = mine)) THEN
-    code := 'NotEnded'; why := format('task ''%s'' has not ended', p_id);
-  ELSIF NOT found_ THEN
-    code := 'NoSuchTask'; why := format('no such task: ''%s''', p_id);
-  ELSIF d.state = 4 THEN
-    code := 'NotFailed'; why := format('task ''%s'' has succeeded', p_id);
-  ELSE
-    FOR t IN SELECT * FROM take_in(ARRAY[(1, d.id, d.name, d.args, d.priority, d.target, d.key,
-      d.opts, NULL, NULL, NULL, NULL)::sent], d.waiter, d.owner, false, true)
-    LOOP
-      IF t.verdict = 'rejected' THEN
-        code := t.code; why := t.why; retry_ns := t.retry_ns;
-      ELSIF t.o = 0 AND code IS NULL THEN
-        lanes := t.lanes; low := t.low; hasten := t.hasten;
-        DELETE FROM done x WHERE x.id = d.id;
-      END IF;
-    END LOOP;
+  IF cardinality(p_ids) > 100 THEN
+    RAISE EXCEPTION 'more than 100 tasks in one retry' USING ERRCODE = '22023';
   END IF;
-  RETURN NEXT;
+  -- Of two retries at once the second sees what the first has made of the tasks.
+  PERFORM FROM done x WHERE x.id = ANY (p_ids) ORDER BY x.id FOR UPDATE;
+  FOR t IN
+    SELECT u.id, u.o, d.id IS NOT NULL AS ended, v.id IS NOT NULL AS alive, d.state, (u.o, d.id,
+      d.name, d.args, d.priority, d.target, d.key, d.opts, d.waiter, d.owner, NULL, NULL, NULL,
+      NULL)::sent AS s
+    FROM unnest(p_ids) WITH ORDINALITY u(id, o)
+    LEFT JOIN LATERAL (SELECT x.id FROM live x
+      WHERE x.id = u.id AND (mine IS NULL OR x.owner = mine)) v ON true
+    LEFT JOIN LATERAL (SELECT * FROM done x WHERE x.id = u.id AND (mine IS NULL OR x.owner = mine)
+      ORDER BY x.finished_at DESC LIMIT 1) d ON true
+    ORDER BY u.o
+  LOOP
+    o := t.o; retry_ns := 0; code := NULL;
+    IF t.alive THEN
+      code := 'NotEnded'; why := format('task ''%s'' has not ended', t.id);
+    ELSIF NOT t.ended THEN
+      code := 'NoSuchTask'; why := format('no such task: ''%s''', t.id);
+    ELSIF t.state = 4 THEN
+      code := 'NotFailed'; why := format('task ''%s'' has succeeded', t.id);
+    ELSE
+      all_ := all_ || t.s;
+    END IF;
+    IF code IS NOT NULL THEN RETURN NEXT; END IF;
+  END LOOP;
+  IF all_ IS NULL THEN RETURN; END IF;
+  FOR t IN SELECT * FROM take_in(all_, false, true) LOOP
+    o := t.o; code := t.code; why := t.why; retry_ns := t.retry_ns;
+    lanes := t.lanes; low := t.low; hasten := t.hasten;
+    IF t.verdict = 'rejected' THEN
+      SELECT array_agg(x ORDER BY x.o) INTO all_ FROM unnest(all_) x WHERE x.o <> t.o;
+    END IF;
+    IF t.verdict = 'rejected' OR t.o = 0 THEN RETURN NEXT; END IF;
+  END LOOP;
+  DELETE FROM done x WHERE x.id = ANY (ARRAY(SELECT y.id FROM unnest(all_) y));
 END $$;

@@ -80,7 +80,7 @@ BEGIN
     SELECT * INTO v FROM live x WHERE x.id = how.id FOR UPDATE;
     RETURN QUERY SELECT * FROM end_task(v, (5, '', failure('open', '', format(
       'the breaker of %s is open', how.target)), 'open', v.attempt, 0, '-')::ending,
-      how.on_open = 'fallback', false);
+      how.on_open = 'fallback');
   END LOOP;
 END $$;
 
@@ -167,7 +167,7 @@ BEGIN
       -- It may have become the leader of its key by an end before.
       SELECT * INTO v FROM live x WHERE x.id = v.id;
       RETURN QUERY SELECT * FROM end_task(
-        v, (6, '', NULL, NULL, v.attempt, 0, '-')::ending, false, false);
+        v, (6, '', NULL, NULL, v.attempt, 0, '-')::ending, false);
     END IF;
   END LOOP;
 END $$;
@@ -186,7 +186,7 @@ BEGIN
   FOR v IN SELECT * FROM live x WHERE x.id = ANY (ids) AND x.state <> 1 ORDER BY x.id FOR UPDATE LOOP
     SELECT * INTO v FROM live x WHERE x.id = v.id;
     RETURN QUERY SELECT * FROM end_task(
-      v, (7, '', NULL, NULL, v.attempt, 0, '-')::ending, false, false);
+      v, (7, '', NULL, NULL, v.attempt, 0, '-')::ending, false);
   END LOOP;
 END $$;
 
@@ -211,7 +211,7 @@ BEGIN
       SELECT * INTO v FROM live x WHERE x.id = u.id;
       why := format('%s (not tried again: the retry budget of %s is used up)', v.error, u.target);
       RETURN QUERY SELECT * FROM end_task(v, (5, '', failure('error', '', why), why, v.attempt, 0,
-        '-')::ending, false, false);
+        '-')::ending, false);
     END IF;
   END LOOP;
 END $$;
@@ -232,21 +232,36 @@ BEGIN
 END $$;
 
 -- All nodes tick, twice a second each. What looks at every lane or site is done once for all.
-CREATE FUNCTION is_turn(p_last regclass) RETURNS bool LANGUAGE plpgsql AS $$
+CREATE FUNCTION is_turn(p_last regclass, p_ms int) RETURNS bool LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE now_ms bigint := extract(epoch FROM clock()) * 1000;
+DECLARE
+  now_ms bigint := extract(epoch FROM clock()) * 1000;
+  last_ms bigint := coalesce(pg_sequence_last_value(p_last), 0);
 BEGIN
-  IF abs(now_ms - coalesce(pg_sequence_last_value(p_last), 0)) < 400 THEN RETURN false; END IF;
+  IF now_ms BETWEEN last_ms - 30000 AND last_ms + p_ms - 1 THEN RETURN false; END IF;
   PERFORM setval(p_last, now_ms);
   RETURN true;
+END $$;
+
+CREATE FUNCTION long_ms() RETURNS bigint LANGUAGE sql IMMUTABLE AS 'SELECT 20';
+-- Have a look take a twentieth of the time at most, for 30 s at most: while a snapshot is held open
+-- it passes all dead rows of a lane, half a second for a million of them.
+CREATE FUNCTION rest(p_last regclass, p_began timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE took_ms bigint := extract(epoch FROM clock() - p_began) * 1000;
+BEGIN
+  IF took_ms > long_ms() THEN
+    PERFORM setval(p_last, (extract(epoch FROM clock()) * 1000)::bigint
+      + least(19 * took_ms, 30000) - 400);
+  END IF;
 END $$;
 
 -- Lanes that nobody has woken: who should have died first.
 CREATE FUNCTION repair() RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE lanes int[]; pools int[];
+DECLARE lanes int[]; pools int[]; began timestamptz := clock();
 BEGIN
-  IF NOT is_turn('repaired') THEN RETURN; END IF;
+  IF NOT is_turn('repaired', 400) THEN RETURN; END IF;
   SELECT array_agg(l.lane) INTO lanes FROM lane l WHERE (l.state = 'e' AND (
       SELECT true FROM live v WHERE v.lane = l.lane AND v.state = 0 LIMIT 1))
     OR (l.head > 0 AND (
@@ -262,6 +277,7 @@ BEGIN
         AND c.max_concurrent <= (
           SELECT count(*) FROM live v WHERE v.held_class = c.name AND v.state + 0 = 1)
         LIMIT 1) IS NULL);
+  PERFORM rest('repaired', began);
   IF lanes IS NOT NULL THEN
     SELECT array_agg(DISTINCT l.pool) INTO pools FROM lane l WHERE l.lane = ANY (lanes);
     PERFORM lock_pools(pools);
@@ -277,7 +293,7 @@ CREATE FUNCTION shut() RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE lanes int[]; pools int[];
 BEGIN
-  IF NOT is_turn('shut_seen') THEN RETURN; END IF;
+  IF NOT is_turn('shut_seen', 400) THEN RETURN; END IF;
   SELECT array_agg(l.lane), array_agg(DISTINCT l.pool) INTO lanes, pools
   FROM site s JOIN lane l ON l.target = s.target AND l.target <> ''
   WHERE is_shut(s, clock()) AND on_open_of(l) <> 'wait'
@@ -288,13 +304,31 @@ BEGIN
   END IF;
 END $$;
 
-CREATE FUNCTION tidy() RETURNS void LANGUAGE plpgsql AS $$
+-- Add up how many tasks the pools have. The caller has the lock of the part `tidy`.
+CREATE FUNCTION count_tasks() RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
+  PERFORM FROM pool p ORDER BY p.name FOR NO KEY UPDATE;  -- as nodes that declare them
   WITH c AS (DELETE FROM tally RETURNING *)
   UPDATE pool p SET counted = p.counted + x.n
   FROM (SELECT c.pool, sum(c.change) AS n FROM c GROUP BY 1) x WHERE p.pool = x.pool;
-  IF NOT is_turn('tidied') THEN RETURN; END IF;
+END $$;
+
+-- The same for those who submit, where no node is alive: a queue has its limit all the same.
+CREATE FUNCTION count_tasks_alone() RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  IF is_turn('tidied', 5000) AND pg_try_advisory_xact_lock(@lock_4@, hashtext('tidy')) THEN
+    PERFORM count_tasks();
+  END IF;
+END $$;
+
+CREATE FUNCTION tidy() RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE now_ timestamptz := clock(); week timestamptz := now_ - interval '7 days'; most int;
+BEGIN
+  PERFORM count_tasks();
+  IF NOT is_turn('tidied', 400) THEN RETURN; END IF;
   UPDATE pool p SET aged = x.levels FROM (
     SELECT y.pool, ARRAY(SELECT g FROM generate_series(1, 3) g WHERE EXISTS (
       SELECT FROM lane l, LATERAL (
@@ -308,13 +342,48 @@ BEGIN
       AND (x.share IS NULL OR (budget_at(x, clock())).units >= x.full_units)
       AND NOT EXISTS (SELECT FROM live v WHERE v.held = x.target)
     LIMIT 1000 FOR UPDATE SKIP LOCKED));
-  DELETE FROM recent r USING (SELECT x.name, x.key FROM recent x ORDER BY x.noted_at DESC
-    OFFSET (SELECT p.cache_entries FROM policy p ORDER BY p.version DESC LIMIT 1)) old
-  WHERE r.name = old.name AND r.key = old.key;
-  DELETE FROM good g WHERE g.until <= clock();
+  SELECT p.cache_entries INTO most FROM policy p ORDER BY p.version DESC LIMIT 1;
+  DELETE FROM recent r WHERE r.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM recent x JOIN (
+      SELECT y.name, y.key FROM recent y ORDER BY y.noted_at DESC OFFSET most) old
+    ON old.name = x.name AND old.key = x.key FOR UPDATE OF x SKIP LOCKED));
+  DELETE FROM good g WHERE g.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM good x JOIN (
+      SELECT y.name, y.key, row_number() OVER (ORDER BY y.until DESC) > most AS old FROM good y) o
+    ON o.name = x.name AND o.key = x.key WHERE o.old OR x.until <= now_ FOR UPDATE OF x SKIP LOCKED));
   DELETE FROM state s WHERE s.ctid = ANY (ARRAY(
-    SELECT x.ctid FROM state x WHERE x.until <= clock() LIMIT 1000 FOR UPDATE SKIP LOCKED));
-  DELETE FROM change c WHERE c.at < clock() - interval '7 days';
+    SELECT x.ctid FROM state x WHERE x.until <= now_ LIMIT 1000 FOR UPDATE SKIP LOCKED));
+  DELETE FROM change c WHERE c.at < week;
+END $$;
+
+-- Those of the lanes in which no task is, at most 5,000. State 1 has no index for lanes: it has few
+-- tasks.
+CREATE FUNCTION idle_lanes(p_lanes int[]) RETURNS int[] LANGUAGE sql STABLE AS $$
+  SELECT array_agg(i.lane) FROM (
+    SELECT l.lane FROM unnest(p_lanes) l(lane)
+    WHERE (SELECT true FROM live v WHERE v.lane = l.lane AND v.state = 0 LIMIT 1) IS NULL
+      AND (SELECT true FROM live v WHERE v.lane = l.lane AND abs(v.state) > 1 LIMIT 1) IS NULL
+    EXCEPT SELECT v.lane FROM live v WHERE v.state = 1 LIMIT 5000) i $$;
+
+-- Forget lanes without tasks, and limited sites that have none and are as new, if there are many:
+-- each name of a site makes a lane, and repair() looks at all of them.
+CREATE FUNCTION forget_lanes() RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE idle int[] := idle_lanes(ARRAY(SELECT l.lane FROM lane l)); targets text[];
+BEGIN
+  IF coalesce(cardinality(idle), 0) < 1000 THEN RETURN; END IF;
+  PERFORM set_config('lock_timeout', '100ms', true);  -- claims and submits wait behind this
+  PERFORM lock_pools((SELECT array_agg(p.pool) FROM pool p));
+  PERFORM pg_advisory_xact_lock(@lock_8@, 0);
+  WITH gone AS (DELETE FROM lane l WHERE l.lane = ANY (idle_lanes(idle)) RETURNING l.target)
+  SELECT array_agg(DISTINCT g.target) INTO targets FROM gone g WHERE g.target <> '';
+  DELETE FROM site s WHERE s.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM site x WHERE x.target = ANY (targets) AND x.limited AND is_as_new(x)
+      AND (x.tat IS NULL OR x.tat <= clock())
+      AND (x.share IS NULL OR (budget_at(x, clock())).units >= x.full_units)
+      AND (SELECT true FROM lane l WHERE l.target = x.target AND l.target <> '' LIMIT 1) IS NULL
+    FOR UPDATE SKIP LOCKED));
+EXCEPTION WHEN lock_not_available THEN RETURN;  -- the next one may have more luck
 END $$;
 
 CREATE FUNCTION tick_1(p_part text) RETURNS SETOF told LANGUAGE plpgsql AS $$
@@ -327,6 +396,7 @@ BEGIN
   ELSIF p_part = 'repair' THEN PERFORM repair();
   ELSIF p_part = 'shut' THEN RETURN QUERY SELECT * FROM shut();
   ELSIF p_part = 'tidy' THEN PERFORM tidy();
+  ELSIF p_part = 'lanes' THEN PERFORM forget_lanes();
   ELSE RAISE EXCEPTION 'there is no part %', p_part USING ERRCODE = '22023';
   END IF;
 END $$;
@@ -356,6 +426,17 @@ BEGIN
   FOR i IN 0 .. 8 LOOP
     PERFORM add_partition(at + i * width, at + (i + 1) * width);
   END LOOP;
+END $$;
+
+-- The same, unless somebody reads ended tasks for long: all others would stand in line behind this.
+CREATE FUNCTION add_partitions_soon() RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE before text := current_setting('lock_timeout');
+BEGIN
+  PERFORM set_config('lock_timeout', '500ms', true);
+  PERFORM add_partitions();
+  PERFORM set_config('lock_timeout', before, true);
+EXCEPTION WHEN lock_not_available THEN RETURN;  -- ends go into the default partition; see retain_1
 END $$;
 
 -- Make partitions ahead, and drop those that are older than `p_keep` as a whole.

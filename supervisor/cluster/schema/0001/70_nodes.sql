@@ -20,7 +20,8 @@ BEGIN
     ORDER BY x.id FOR UPDATE
   LOOP
     IF v.begun AND p_lost THEN
-      v := noted(v, '', failure('crash', '', 'its node was lost'), 'crash: its node was lost');
+      v := noted(v, node_of(p_tenure), failure('crash', '', 'its node was lost'),
+        'crash: its node was lost');
       RETURN QUERY SELECT * FROM crashed(v);
     ELSE
       v.attempt := v.attempt - 1;
@@ -34,12 +35,12 @@ CREATE FUNCTION end_tenure(p_tenure int) RETURNS SETOF told LANGUAGE plpgsql AS 
 #variable_conflict use_column
 DECLARE nodes int[];
 BEGIN
-  UPDATE node n SET tenure = 0 WHERE n.tenure = p_tenure;
   WITH gone AS (DELETE FROM lock l WHERE l.tenure = p_tenure RETURNING l.name)
   SELECT array_agg(DISTINCT l.tenure) INTO nodes FROM gone g JOIN lock l ON l.name = g.name
   WHERE l.tenure <> p_tenure;
   PERFORM notify_nodes(nodes);
   RETURN QUERY SELECT * FROM take_back(p_tenure, '{}', '{}', true);
+  UPDATE node n SET tenure = 0 WHERE n.tenure = p_tenure;
 END $$;
 
 CREATE FUNCTION is_alive(n node) RETURNS bool LANGUAGE sql STABLE AS
@@ -94,6 +95,17 @@ BEGIN
   ORDER BY t.name ON CONFLICT DO NOTHING;
 END $$;
 
+-- Give back what a node had claimed whose daemon begins anew. Its tenure lasts, and so does its name.
+CREATE FUNCTION give_back_1(p_identity text) RETURNS SETOF told LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE t int;
+BEGIN
+  SELECT n.tenure INTO t FROM node n WHERE n.identity = p_identity AND n.tenure <> 0;
+  IF NOT FOUND THEN RETURN; END IF;
+  PERFORM pg_advisory_xact_lock(@lock_3@, t);  -- a claim that is under way is waited for
+  RETURN QUERY SELECT * FROM take_back(t, '{}', '{}', true);
+END $$;
+
 -- Begin a tenure. `told` are the claims of this identity's last one, which go back.
 CREATE FUNCTION join_1(p_identity text, p_name text, p_lease bigint, p_software text, p_card bytea,
   p_pools text[], p_sizes int[], p_agings bigint[], p_crashes int[], p_caches bigint[],
@@ -104,11 +116,16 @@ RETURNS TABLE (tenure int, epoch text, policy int, id text, waiter bigint, state
 #variable_conflict use_column
 DECLARE former node; t int; back told[];
 BEGIN
+  PERFORM begin_life();
   PERFORM pg_advisory_xact_lock(@lock_5@, 0);  -- one node joins at a time
   PERFORM pg_advisory_xact_lock(@lock_6@, 0);
-  PERFORM add_partitions();
+  PERFORM add_partitions_soon();
   PERFORM refuse_name(p_identity, p_name);
   SELECT * INTO former FROM node n WHERE n.identity = p_identity;
+  IF former.tenure <> 0 AND former.name <> p_name THEN  -- a copy of another machine, maybe
+    RAISE EXCEPTION 'the identity in node.id is taken by node ''%''', former.name
+    USING ERRCODE = 'MU002', DETAIL = ns(clock() - former.beat);
+  END IF;
   IF former.tenure <> 0 THEN
     PERFORM pg_advisory_xact_lock(@lock_3@, former.tenure);
     SELECT array_agg(x) INTO back FROM end_tenure(former.tenure) x;
@@ -159,6 +176,7 @@ CREATE FUNCTION beat_1(p_tenure int) RETURNS TABLE (epoch text, policy int, drai
 DECLARE n node := tenured(p_tenure);
 BEGIN
   PERFORM set_config('synchronous_commit', 'off', true);
+  PERFORM begin_life();
   UPDATE node x SET beat = clock() WHERE x.tenure = p_tenure;
   IF NOT FOUND THEN
     RAISE EXCEPTION 'tenure % is over', p_tenure USING ERRCODE = 'MU001';
@@ -176,6 +194,7 @@ LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE n node;
 BEGIN
+  PERFORM begin_life();
   PERFORM pg_advisory_xact_lock(@lock_3@, p_tenure);  -- a claim that is under way is waited for
   n := tenured(p_tenure);
   PERFORM lock_pools(pools_of(p_ids));
@@ -218,7 +237,13 @@ CREATE FUNCTION reap_1() RETURNS TABLE (name text, tenure int, id text, waiter b
 #variable_conflict use_column
 DECLARE n node; since timestamptz; back told[];
 BEGIN
-  SELECT a.backend_start INTO since FROM pg_stat_get_activity(pg_backend_pid()) a;
+  -- When this session was here first. Its start in pg_stat_activity is hidden from an owner of the
+  -- schema who is no superuser: these are sessions of other users.
+  since := to_timestamp(nullif(current_setting('musterd.since', true), '')::float8);
+  IF since IS NULL THEN
+    since := clock_timestamp();
+    PERFORM set_config('musterd.since', extract(epoch FROM since)::text, false);
+  END IF;
   SELECT * INTO n FROM node x WHERE x.tenure <> 0 AND NOT is_alive(x) AND since < clock() - x.lease
   ORDER BY x.tenure LIMIT 1;
   IF NOT FOUND OR NOT pg_try_advisory_xact_lock(@lock_3@, n.tenure) THEN RETURN; END IF;

@@ -87,7 +87,7 @@ CREATE FUNCTION tasks_seen(p_ids text[], p_bodies bool) RETURNS SETOF seen LANGU
       array_agg(x.failure) FROM unnest(v.failures) x) f(a, b, c, d)
   WHERE v.id = ANY (p_ids)
   UNION ALL
-  SELECT v.id, v.name, v.state, v.priority, v.target, v.attempts, v.crashes, '',
+  SELECT v.id, v.name, v.state, v.priority, v.target, v.attempts, v.crashes, v.node,
     extract(epoch FROM v.submitted_at)::float8, extract(epoch FROM v.finished_at)::float8, v.run_ns,
     v.failure, CASE WHEN p_bodies THEN v.value ELSE '' END, v.source, 0, '',
     CASE WHEN p_bodies THEN v.args ELSE '' END, f.a, f.b, f.c, f.d

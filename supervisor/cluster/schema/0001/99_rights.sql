@@ -11,7 +11,7 @@ DECLARE
   f record;
   submitting text[] := '{submit_1,wake_1,ended_1,look_up_1,fetch_1,marks_1,view_1,cancel_1,retry_1,
     changes_1,cards_1,version_1,invalidate_1}';
-  working text[] := '{join_1,rejoin_1,release_1,beat_1,leave_1,reap_1,claim_1,begun_1,finish_1,
+  working text[] := '{give_back_1,join_1,rejoin_1,release_1,beat_1,leave_1,reap_1,claim_1,begun_1,finish_1,
     progress_1,tick_1,retain_1,state_load_1,state_save_1,states_1,locks_1,lock_wake_1,
     due_1,settle_1,ran_1,announce_1,schedules_1,policy_1,counts_1,
     statistics_1,nodes_1,sites_1,find_1,recent_1,redeclare_1}';

@@ -1,13 +1,27 @@
 """Readers of changes, as pure state."""
 
 from collections.abc import Callable
+from typing import Any
 
+import msgspec
 import pytest
 
-from musterd.ipc.client.changes import UNREAD_MAX, Following
+from musterd.ipc.client.changes import UNREAD_MAX, ChangeReader, Following, ResultChange
+from musterd.ipc.client.history import KeptResult, question, results_of
 from musterd.ipc.client.session import REFRESH_NS, Session
+from musterd.ipc.errors import HistoryUnavailable, UnknownSchedule
+from musterd.ipc.watching.difference import FieldChange
 from musterd.ipc.wire.codec import decode_client
-from musterd.ipc.wire.messages import PROTOCOL, Change, Changes, Follow, Hello, Welcome
+from musterd.ipc.wire.history import Entries, HistoryEntry
+from musterd.ipc.wire.messages import (
+    PROTOCOL,
+    Change,
+    Changes,
+    Follow,
+    Hello,
+    History,
+    Welcome,
+)
 
 NOW = 1_000
 
@@ -93,3 +107,82 @@ def test_a_session_follows_again_on_each_connection_and_after_a_silence() -> Non
     assert not session.busy
     session.receive(NOW, newest(("a", "@a.1")))
     assert not following.unread
+
+
+# -- content ----------------------------------------------------------------------------------
+
+CHANGE = Change("kites", "t", "d", 1_500_000_000, 2, 1, again=True)
+
+
+def kept(number: int, value: Any, **more: Any) -> HistoryEntry:
+    return HistoryEntry(number, 0, "t", "d", msgspec.msgpack.encode(value), **more)
+
+
+def test_a_change_has_its_results_fields_and_diff() -> None:
+    entries = results_of(Entries(1, [kept(1, {"a": 1, "b": 2}), kept(2, {"a": 1, "b": 3})]))
+    change = ResultChange(CHANGE, "handle", entries)
+    assert (change.before, change.after) == ({"a": 1, "b": 2}, {"a": 1, "b": 3})
+    assert change.fields == {"b": FieldChange(2, 3)}
+    assert '-  "b": 2' in change.diff
+    assert change.summary == "b 2 → 3"
+    assert (change.at, change.again, change.cut) == (1.5, True, False)
+
+
+@pytest.mark.parametrize(
+    "entries", [[], [kept(2, "x")], [kept(1, "x"), kept(2, "y", cut=True)]], ids=str
+)
+def test_a_change_says_what_is_not_kept(entries: list[HistoryEntry]) -> None:
+    assert ResultChange(CHANGE, "handle", results_of(Entries(1, entries))).cut
+
+
+def test_a_question_for_history_is_asked_again_on_the_next_connection() -> None:
+    session = Session("me")
+    session.connected(0)
+    session.tick(0)
+    session.receive(0, Welcome(PROTOCOL, "one"))
+    asked = session.history(0, History(0, "kites", 5))
+    other = session.advise(0)
+    session.disconnected()
+    session.connected(1)
+    session.tick(1)
+    session.receive(1, Welcome(PROTOCOL, "two"))
+    questions = [decode_client(frame) for frame in session.outbox]
+    assert History(1, "kites", 5) in questions
+    session.receive(2, Entries(1, [kept(1, "x")]))
+    assert asked.answered
+    assert [each.value for each in results_of(asked.entries)] == ["x"]
+    assert not other.answered
+
+
+def test_what_the_daemon_says_instead_is_raised() -> None:
+    with pytest.raises(UnknownSchedule, match="no schedule"):
+        results_of(Entries(1, [], "there is no schedule 'x'", unknown=True))
+    with pytest.raises(HistoryUnavailable, match="busy"):
+        results_of(Entries(1, [], "busy"))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "n", "error"),
+    [("", 1, TypeError), (3, 1, TypeError), ("s", 0, ValueError), ("s", True, ValueError)],
+)
+def test_a_question_that_makes_no_sense_is_refused(schedule: Any, n: Any, error: Any) -> None:
+    with pytest.raises(error):
+        question(schedule, n)
+
+
+def test_a_change_that_could_not_be_read_is_still_unread() -> None:
+    following = Following()
+    following.hear(newest())
+    following.hear(told("kites", "t"))
+    fail = [False, True]
+
+    def recall(change: Change) -> list[KeptResult]:
+        if fail.pop():
+            raise TimeoutError
+        return []
+
+    reader: Any = ChangeReader(following, lambda: None, str, recall, lambda: None)
+    with pytest.raises(TimeoutError):
+        next(reader)
+    assert next(reader).task == "t"
+    assert not following.any_unread()

@@ -86,6 +86,7 @@ from musterd.ipc.wire.node_messages import (
     Want,
     portions,
 )
+from musterd.ipc.wire.schedule_messages import ScheduleMessage
 from musterd.supervisor.processes.forkserver_messages import ForkServerMessage
 
 FAILURE = Failure("error", "ValueError", "no", "Traceback ...", 503, 7)
@@ -283,8 +284,8 @@ def test_a_batch_over_the_limit_is_a_protocol_error():
         decode_client(encode(Submit(1, tasks)))
 
 
-# A worker may measure any float.
-UNBOUNDED = {"Sample.value"}
+# A worker may measure any float, and find any number on a page.
+UNBOUNDED = {"Sample.value", "View.numbers"}
 
 
 def unbounded(kind, place):
@@ -316,8 +317,11 @@ def unbounded(kind, place):
 
 @pytest.mark.parametrize(
     "kind",
-    [ClientMessage, WorkerMessage, ForkServerMessage, SidecarMessage, NodeMessage],
-    ids=["client", "worker", "fork_server", "sidecar", "node"],
+    [
+        *(ClientMessage, ScheduleMessage, WorkerMessage),
+        *(ForkServerMessage, SidecarMessage, NodeMessage),
+    ],
+    ids=["client", "schedules", "worker", "fork_server", "sidecar", "node"],
 )
 def test_every_value_that_a_peer_sends_has_a_bound(kind):
     assert set(unbounded(msgspec.inspect.type_info(kind), "")) <= UNBOUNDED

@@ -466,6 +466,8 @@ def test_a_survey_finds_an_outage_and_no_node_that_others_have_lost() -> None:
         ("store.failing", "", Survey(problem="disk full"), Finding.UNKNOWN),
         ("store.failing", "", Survey(), Finding.OVER),
         ("schedule.paused", "s", Survey(paused=frozenset({"s"})), Finding.HOLDS),
+        ("watch.stale", "s", Survey(stale=frozenset({"s"})), Finding.HOLDS),
+        ("watch.stale", "s", Survey(), Finding.OVER),
         ("cluster.unreachable", "", Survey(), Finding.OVER),
         ("cluster.unreachable", "", clustered(unreachable=True), Finding.HOLDS),
         ("cluster.node_lost", "barn", clustered(), Finding.UNKNOWN),

@@ -55,6 +55,10 @@ def seen(*states: str, seen_at: float = 3.0, **fields: Any) -> ClusterStatus:
             status("down", reason="it was killed"),
             "node shed: the cluster sidecar is down: clients wait, 0 tasks run on (it was killed)",
         ),
+        (
+            status("down", refusing=True, reason="too new"),
+            "node shed: the cluster sidecar is down: submits are refused, 0 tasks run on (too new)",
+        ),
     ],
 )
 def test_the_line_says_what_this_node_is_and_what_that_means(

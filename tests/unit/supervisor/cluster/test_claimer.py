@@ -39,7 +39,7 @@ from musterd.supervisor.cluster.claimer import (
     Claimer,
 )
 from musterd.supervisor.cluster.node_cards import PLACES_NS
-from musterd.supervisor.cluster.rounds import LOOK_AGE_NS, LOOK_NS
+from musterd.supervisor.cluster.rounds import LOOK_AGE_NS, LOOK_NS, SOON_NS
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -67,6 +67,7 @@ class Bench:
         self.now_ns = 100 * SECOND_NS
         self.calls: dict[str, Call] = {}
         self.others: list[object] = []
+        self.gives_slowly = False  # else what the daemon before had goes back at once
 
     def feed(self, event: object) -> list[object]:
         """Handle an event; return the messages to the supervisor."""
@@ -80,6 +81,8 @@ class Bench:
             else:
                 self.others.append(action)
         self.claimer.validate()
+        if "give_back" in self.calls and not self.gives_slowly:
+            told += self.answer("give_back")
         return told
 
     def answer(self, method: str, result: object = None) -> list[object]:
@@ -130,6 +133,38 @@ def bench(fresh: Bench) -> Bench:
 
 
 # -- membership -------------------------------------------------------------------------------
+
+
+def test_a_daemon_that_begins_gives_back_what_was_claimed_before_its_pools_are_known(
+    fresh: Bench,
+) -> None:
+    fresh.gives_slowly = True
+    fresh.feed(Greeting(1, 0, [], 0))
+    assert fresh.calls["give_back"].arguments == ("identity",)
+    fresh.feed(Pools((CARD,)))
+    assert "join" not in fresh.calls
+    fresh.answer("give_back")
+    assert list(fresh.calls) == ["join"]
+
+
+def test_a_join_gives_back_what_could_not_be_given_back_before(fresh: Bench) -> None:
+    fresh.gives_slowly = True
+    fresh.feed(Greeting(1, 0, [], 0))
+    fresh.fail("give_back")
+    fresh.feed(Pools((CARD,)))
+    fresh.pass_ns(SECOND_NS)
+    assert list(fresh.calls) == ["join"]
+
+
+def test_only_a_daemon_that_begins_gives_back(fresh: Bench) -> None:
+    """A sidecar that takes over goes on with what the node holds."""
+    fresh.gives_slowly = True
+    fresh.feed(Greeting(1, 3, [], 0, member=True))
+    assert "give_back" not in fresh.calls
+    other = Bench()
+    other.gives_slowly = True
+    other.feed(Greeting(1, 0, [], 0, member=True))
+    assert other.calls == {}
 
 
 def test_a_node_joins_when_it_is_known_what_it_has(fresh: Bench) -> None:
@@ -632,6 +667,26 @@ def test_a_look_at_the_cluster_is_told_with_its_age(bench: Bench) -> None:
         (1, 0, 0),
     ]
     assert [each.name for each in told.nodes] == ["barn", "attic"]
+    bench.pass_ns(LOOK_NS // 2)
+    assert "statistics" not in bench.calls
+
+
+def test_what_is_queued_in_a_pool_without_workers_is_seen_soon(bench: Bench) -> None:
+    """Also where another node has looked just before: what it saw is too old."""
+    empty = engine.Statistics(0, 0, 0, ())
+    bench.answer("statistics", empty)
+    bench.feed(Pools((CARD, structs.replace(CARD, name="lazy", places=0))))
+    bench.pass_ns(SECOND_NS)
+    bench.feed(PoolsNotified(("p", "unknown")))
+    assert "statistics" not in bench.calls
+    bench.feed(PoolsNotified(("lazy",)))
+    assert bench.calls["statistics"].arguments == (SOON_NS,)
+    bench.answer("statistics", structs.replace(empty, age_ns=1))
+    assert "statistics" not in bench.calls
+    bench.pass_ns(SOON_NS)
+    bench.answer("statistics", None)  # another node is at it
+    bench.pass_ns(SOON_NS)
+    bench.answer("statistics", empty)
     bench.pass_ns(LOOK_NS // 2)
     assert "statistics" not in bench.calls
 

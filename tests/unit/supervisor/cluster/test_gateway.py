@@ -1,5 +1,6 @@
 """The gateway between clients and the engine: which calls it makes, and what it tells when."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -43,6 +44,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     Notified,
     TellChange,
 )
+from musterd.supervisor.cluster.watches import LOOK_NS
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import (
     Acknowledge,
@@ -296,6 +298,39 @@ def test_a_watched_task_of_another_node_is_looked_at_in_turn(bench: Bench) -> No
     bench.pass_ns(POLL_NS)
     assert bench.calls["fetch"].arguments == (["a"], -1)
     assert bench.answer("fetch", Fetched(absent=("a",))) == [TellMissing(ANN, ["a"])]
+
+
+def looks_within(bench: Bench, by_ns: int, took_ns: int = 0) -> list[int]:
+    """Return after how long each look at the foreign task `a` is made, for a time."""
+    began_ns, looks = bench.now_ns, []
+    while (at_ns := bench.gateway.next_deadline() or 0) - began_ns <= by_ns:
+        bench.pass_ns(max(0, at_ns - bench.now_ns))
+        if "fetch" in bench.calls:
+            looks.append(bench.now_ns - began_ns)
+            bench.now_ns += took_ns
+            bench.answer("fetch", Fetched(alive=("a",)))
+        for method, result in (("ended", Ended((), "7:7:")), ("marks", [])):
+            if method in bench.calls:
+                bench.answer(method, result)
+    return looks
+
+
+def test_who_has_waited_long_for_a_task_of_another_node_waits_a_little_longer(bench: Bench) -> None:
+    bench.feed(events.TasksWatched(ANN, ["a"]))
+    looks = looks_within(bench, 20 * SECOND_NS)
+    assert looks[0] == LOOK_NS
+    gaps = [after - before for before, after in pairwise(looks)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == POLL_NS
+    assert all(gap <= max(LOOK_NS, at // 16) for at, gap in zip(looks, gaps, strict=False))
+    bench.feed(events.TasksWatched(BOB, ["b"]))
+    assert looks_within(bench, SECOND_NS)[1] < POLL_NS  # at most one of the former pauses is left
+
+
+def test_slow_looks_at_tasks_of_other_nodes_are_rare(bench: Bench) -> None:
+    bench.feed(events.TasksWatched(ANN, ["a"]))
+    looks = looks_within(bench, SECOND_NS, took_ns=LOOK_NS // 5)
+    assert {after - before for before, after in pairwise(looks)} == {LOOK_NS // 5 * 21}
 
 
 def test_foreign_tasks_have_their_turn_whatever_their_number(bench: Bench) -> None:
@@ -577,6 +612,16 @@ def test_late_watchers_and_watchers_of_foreign_tasks_are_told_the_latest(bench: 
     assert bench.answer("fetch", Fetched(alive=("a",), marks=(more,))) == []
     bench.feed(events.TasksWatched(BOB, ["a"]))
     assert bench.feed(LookedUp(BOB, (), (), (half,))) == progress(BOB, more)  # that look was slow
+
+
+def test_what_a_late_watcher_was_told_first_is_not_told_again(bench: Bench) -> None:
+    half = ProgressMark("a", 0.5, "half")
+    for peer in (ANN, BOB):
+        bench.feed(events.TasksWatched(peer, ["a"]))
+    told = bench.feed(LookedUp(ANN, (), (), (half,)))
+    assert told == [TellProgress([ANN, BOB], ProgressNote("a", 0.5, "half"))]
+    bench.pass_ns(POLL_NS)
+    assert bench.answer("fetch", Fetched(alive=("a",), marks=(half,))) == []
 
 
 def test_all_who_wait_for_a_task_are_told(bench: Bench) -> None:

@@ -79,7 +79,7 @@ def bench() -> Bench:
     """A node that has joined, and runs the tasks a and b."""
     bench = Bench()
     bench.feed(Pools((CARD,)))
-    bench.feed(Greeting(1, 0, [], 0))
+    bench.feed(Greeting(1, 0, [], 0, member=True))
     bench.answer("join", engine.Joined(TENURE, "e", 0))
     bench.feed(Want(1, "p", 2, ("p.extract",), 0))
     bench.answer("claim", [engine.Grant(TaskSpec(id_, "p.extract", b"\x80"), 7, 1) for id_ in "ab"])

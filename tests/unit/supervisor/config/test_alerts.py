@@ -9,12 +9,12 @@ import msgspec
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.supervisor.alerts import wording
 from musterd.supervisor.alerts.courier import Undelivered, url_of, without_secrets
 from musterd.supervisor.alerts.kinds import KINDS, USUAL
 from musterd.supervisor.alerts.rules import Line, Message
 from musterd.supervisor.alerts.settings import Destination
-from musterd.supervisor.alerts.wording import as_data
+from musterd.supervisor.alerts.template import PLACEHOLDERS
+from musterd.supervisor.alerts.wording import Room, as_data, texts
 from musterd.supervisor.config.alerts import file_problem, machine_problems
 from musterd.supervisor.config.load import Loaded, load, show
 from musterd.supervisor.settings.diff import compare
@@ -234,7 +234,7 @@ def test_the_message_to_a_command_is_as_described() -> None:
     described = json.loads(shown)
     line = Line("breaker.open", "site.example", since=described["began"][0]["since"])
     message = Message("sites", 3, described["at"], [line])
-    told = msgspec.json.decode(msgspec.json.encode(as_data(message, "vps1")))
+    told = msgspec.json.decode(msgspec.json.encode(as_data(message, "vps1", Destination())))
     times = re.compile(r"\[.*?\]")  # times are shown in the zone of this machine
     told["body"], described["body"] = (times.sub("", each["body"]) for each in (told, described))
     assert told == described
@@ -262,5 +262,29 @@ def test_the_message_to_a_command_is_as_described() -> None:
     ],
 )
 def test_what_a_message_says(message: Message, title: str, body: str) -> None:
-    assert wording.title(message, "vps1") == f"musterd on vps1: {title}"
-    assert body in wording.body(message)
+    [text] = texts(message, "vps1", Destination(), Room())
+    assert text.title == f"musterd on vps1: {title}"
+    assert body in text.body
+
+
+@pytest.mark.parametrize("key", ["title", "body"])
+def test_an_unknown_placeholder_is_an_error_that_lists_the_known(
+    key: str, write: Callable[..., Path]
+) -> None:
+    good = f'[[alerts]]\nname = "me"\ncommand = ["/bin/true"]\n{key} = "{{{{x}}}} {{summary}}"\n'
+    assert getattr(loaded(write(good)).config.alerts["me"], key) == "{{x}} {summary}"
+    for wrong, why in [
+        ("{sumary}", "unknown placeholder {sumary}: known are {after}, {alert}, {at}, {before}"),
+        ("{summary.real}", "unknown placeholder {summary.real}"),
+        ("{summary!r}", "unknown placeholder {summary!r}"),
+        ("{at:>10}", "unknown placeholder {at:>10}"),
+        ("{0}", "unknown placeholder {0}"),
+        ("{", "single { or }"),
+        ("x" * 2001, "longer than 2000 characters"),
+    ]:
+        with pytest.raises(ConfigurationError, match=re.escape(why)):
+            loaded(write(good.replace("{{x}} {summary}", wrong)))
+
+
+def test_every_placeholder_is_described() -> None:
+    assert [name for name in PLACEHOLDERS if f"| `{{{name}}}` |" not in DOCUMENT] == []

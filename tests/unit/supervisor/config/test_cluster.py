@@ -89,8 +89,17 @@ def test_a_password_is_not_shown() -> None:
     assert "hidden" in str(shown)
 
 
-def test_a_password_in_a_file_that_everybody_reads_is_refused(tmp_path: Path) -> None:
-    text = 'cluster = {url = "postgresql://node:hunter2@db.example/queue"}'
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://node:hunter2@db.example/queue",
+        "postgresql://node@db.example/queue?password=hunter2",
+        "postgresql://node@db.example/queue?sslmode=require&sslpassword=hunter2",
+        "postgresql://node:hunter2@[db.example/queue",
+    ],
+)
+def test_a_password_in_a_file_that_everybody_reads_is_refused(tmp_path: Path, url: str) -> None:
+    text = f'cluster = {{url = "{url}"}}'
     told = problem(files=written(tmp_path, text, 0o644))
     assert "cluster.url" in told
     assert "chmod" in told

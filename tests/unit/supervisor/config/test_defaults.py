@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.ipc.wire.messages import AS_CONFIGURED
+from musterd.ipc.wire.messages import AS_CONFIGURED, Fetching
 from musterd.supervisor.config.load import Loaded, load, show
+from musterd.supervisor.config.schema import Config
 from musterd.supervisor.settings.diff import compare
 from musterd.supervisor.settings.policy import build_of, fleet_policy, worker_settings_of
 from musterd.supervisor.text.units import SECOND_NS
@@ -115,10 +116,14 @@ def test_the_core_and_the_workers_are_told(read: Read) -> None:
     assert (worker_settings.cache_seconds, worker_settings.cache_entries) == (30.0, 1000)
 
 
+def _build(config: Config) -> str:
+    return build_of("parser", config.pools["parser"], config)
+
+
 def test_workers_are_replaced_when_their_threads_change(read: Read) -> None:
     before = read("[pools.parser]")
     after = read("[pools.parser]", "[executors]\nio = 4")
-    assert build_of(before.config.pools["parser"]) != build_of(after.config.pools["parser"])
+    assert _build(before.config) != _build(after.config)
     difference = compare(before, after)
     assert [(each.name, each.effect) for each in difference.pools] == [("parser", "rolls")]
     assert difference.restart == []
@@ -184,3 +189,36 @@ def test_exceptions_and_fallbacks_reach_the_core(read: Read) -> None:
     assert policy.classes["soft"].counts == ("usual", "shop:Blocked")
     assert policy.targets["aurora"].counts == ()
     assert policy.targets["aurora"].fallback_on == "open"
+
+
+@pytest.mark.parametrize(
+    ("proxies", "problem"),
+    [
+        ('"http://a.example:1"', "is not a list of proxies"),
+        ('["a.example:3128"]', "is not scheme://host:port"),
+        ('["http://a.example"]', "is not scheme://host:port"),
+        ('["ftp://a.example:1"]', "with one of http, https, socks5"),
+        ('["http://a.example:1/x"]', "has more than scheme://host:port"),
+        (
+            '["http://bob:hush@a.example:1"]',
+            "has a login in it: put the whole address into a secret",
+        ),
+        ('["secret:../x"]', "does not name a secret"),
+    ],
+)
+def test_proxies_that_cannot_be_are_named_and_no_login_is_shown(
+    read: Read, proxies: str, problem: str
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        read(f'[targets."site.example"]\nproxies = {proxies}')
+    assert problem in str(caught.value)
+    assert "hush" not in str(caught.value)
+
+
+def test_what_a_target_says_about_fetching_reaches_the_core(read: Read) -> None:
+    lines = ["[targets.aurora]", 'proxies = ["http://a.example:1", "secret:PROXY"]']
+    lines += ["robots = false", "[targets.plain]"]
+    policy = fleet_policy(read(*lines).config)
+    said = Fetching(("http://a.example:1", "secret:PROXY"), False)
+    assert policy.targets["aurora"].fetching == said
+    assert policy.targets["plain"].fetching is None

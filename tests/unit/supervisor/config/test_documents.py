@@ -18,10 +18,18 @@ ROOT = Path(__file__).parents[4]
 SHIPPED = ROOT / "etc" / "musterd.toml"
 
 
+# Has the keys of [targets."SITE"], which are told there.
+LIKE_TARGETS = "target_defaults"
+
+
 def schema_defaults(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Yield every dotted key with its default as TOML writes it."""
     for field in msgspec.structs.fields(cls):
         key = f"{prefix}{field.encode_name}"
+        if key == LIKE_TARGETS:
+            continue
+        if field.name == cls.flattens:
+            key = prefix.removesuffix(".")
         kind, sections = configuration._kind(field.type), configuration._sections(field.type)
         if kind is None:
             yield from schema_defaults(
@@ -40,7 +48,11 @@ def schema_defaults(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, 
 def elsewhere(key: str) -> str:
     """Return where the value of an override comes from when the override does not say it."""
     table, _, name = key.partition(".NAME.")
+    if table == "schedule":
+        return "none"
     section = name.partition("_")[0].partition(".")[0]
+    if key == "targets.NAME.robots":
+        return "as the pool says"
     if table == "pools" and section in ("cache", "debounce", "executors"):
         return f"as in [{section}]"
     if table in ("pools", "targets"):
@@ -86,7 +98,9 @@ def test_the_shipped_file_shows_every_key_with_its_default(tmp_path: Path) -> No
     assert config == inherited(expected)
     origins = load([path], None, [], {}).origins
     assert [
-        key for key, origin in origins.items() if origin == "built-in" and "browser" not in key
+        key
+        for key, origin in origins.items()
+        if origin == "built-in" and "browser" not in key and not key.startswith(LIKE_TARGETS)
     ] == []
 
 
@@ -107,11 +121,13 @@ def test_the_shipped_file_has_an_example_with_every_key(
     assert shown == [field.encode_name for field in msgspec.structs.fields(cls)]
 
 
-@pytest.mark.parametrize("document", ["configuration.md", "resilience.md"])
+@pytest.mark.parametrize("document", ["configuration.md", "resilience.md", "watching.md"])
 def test_the_examples_in_the_documentation_load(document: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / document).read_text()
     examples = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     assert examples
+    for rows in re.findall(r"```csv\n(.*?)```", text, re.DOTALL):
+        (tmp_path / "sites.csv").write_text(rows)
     for example in examples:
         path = tmp_path / "example.toml"
         path.write_text(example)

@@ -10,17 +10,21 @@ import pytest
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.ipc.secrets.reference import SECRET_CODE, SECRET_MARK
+from musterd.ipc.watching.rules import PLAIN, Rules, decode_rules
 from musterd.ipc.wire.messages import HIGH, NORMAL
 from musterd.supervisor.config import timezones
 from musterd.supervisor.config.load import load, show
 from musterd.supervisor.config.schema import Config, ScheduleConfig
-from musterd.supervisor.core.model.policy import SchedulePolicy
+from musterd.supervisor.core.model.policy import SchedulePolicy, WatchPolicy
 from musterd.supervisor.core.model.timing import Cron, Every
 from musterd.supervisor.settings.policy import fleet_policy
 from musterd.supervisor.text.units import SECOND_NS
 
 POOL = '[pools.shop]\nworker = "shop:Shop"\n'
 SIMPLE = '[[schedule]]\nname = "promos"\ntask = "shop.check"\nevery = "5m"\n'
+
+TOLD = 'every = "5m"\nnotify = "task.changed"\n'
+LONG = [str(number).zfill(199) for number in range(60)]
 
 Write = Callable[[str, str], Path]
 
@@ -73,8 +77,56 @@ def test_a_schedule_becomes_a_policy(write: Write) -> None:
             catch_up="all",
             enabled=False,
             notify=True,
+            watching=WatchPolicy(PLAIN),
         ),
     )
+
+
+def test_what_is_watched_becomes_rules_and_limits(write: Write) -> None:
+    text = SIMPLE + (
+        'notify = "task.changed"\nwatch = ["price"]\nignore = ["time", "/[0-9]+ visitors/"]\n'
+        'confirm = 2\nabove = 50\nbelow = 40.5\nby = "5%"\nkeep = 9\nstale = 0\n'
+    )
+    [policy] = policies(loaded(write("a.toml", POOL + text)))
+    rules = Rules(("price",), ("time", "/[0-9]+ visitors/"), numbers=True)
+    watching = policy.watching
+    assert decode_rules(watching.rules) == rules
+    assert len(watching.name) == 16
+    assert watching == WatchPolicy(
+        watching.rules, watching.name, 2, 50.0, 40.5, 0.05, by_share=True, keep=9, stale=0
+    )
+
+
+@pytest.mark.parametrize(
+    ("by", "step"), [("10", (10.0, False)), ("2.5", (2.5, False)), ('"1 %"', (0.01, True))]
+)
+def test_a_step_is_a_number_or_a_share(write: Write, by: str, step: tuple[float, bool]) -> None:
+    text = SIMPLE + f'notify = "task.changed"\nby = {by}\n'
+    path = write("a.toml", POOL + text)
+    [policy] = policies(loaded(path))
+    assert (policy.watching.by, policy.watching.by_share) == step
+    shown = write("b.toml", show(load([path], None, [], {})))
+    assert policies(loaded(shown)) == (policy,)
+
+
+def test_other_limits_keep_the_name_of_the_rules_and_another_field_does_not(write: Write) -> None:
+    text = SIMPLE + 'notify = "task.changed"\nwatch = ["price"]\nby = 10\n'
+    names = [
+        policies(loaded(write("a.toml", POOL + text), *sets))[0].watching.name
+        for sets in ([], ["schedule.promos.by=20"], ['schedule.promos.watch=["title"]'])
+    ]
+    assert names[0] == names[1] != names[2]
+
+
+@pytest.mark.parametrize("key", ["watch", "above"])
+def test_a_pool_that_a_cluster_shares_compares_results_as_they_are(write: Write, key: str) -> None:
+    value = {"watch": '["price"]', "above": "5"}[key]
+    text = (
+        SIMPLE + f'notify = "task.changed"\n{key} = {value}\n[cluster]\nurl = "postgresql://x/y"\n'
+    )
+    [found] = problems(write("a.toml", POOL + text))
+    assert f"schedule.promos.{key}" in found
+    assert "has no effect in a pool that a cluster shares" in found
 
 
 @pytest.mark.parametrize("cron", ["@daily", "@Hourly", "0 9 * * Sat-Sun"])
@@ -164,6 +216,22 @@ def test_a_secret_is_passed_on_as_a_reference(write: Write) -> None:
         ('every = "5m"\njitter = "5m"', "jitter", "is not shorter than every: lower it"),
         ('every = "5m"\ncatch_up = "some"', "catch_up", 'give "one", "none" or "all"'),
         ('every = "5m"\nnotify = "always"', "notify", 'give "" or "task.changed"'),
+        ('every = "5m"\nwatch = ["a"]', "watch", 'has no effect without notify = "task.changed"'),
+        ('every = "5m"\nstale = 5', "stale", 'has no effect without notify = "task.changed"'),
+        (f'{TOLD}watch = ["a"]\nignore = ["a"]', "ignore", 'has "a", which is in watch'),
+        (f'{TOLD}watch = ["/a/"]', "watch", "only `ignore` takes patterns"),
+        (f'{TOLD}ignore = ["/[/"]', "ignore", "is no regular expression (unterminated"),
+        (f'{TOLD}watch = [""]', "watch", "has a name that is empty"),
+        (f'{TOLD}watch = "price"', "watch", "is not a list of fields"),
+        (f"{TOLD}confirm = 0", "confirm", "give a whole number from 1 to 100"),
+        (f'{TOLD}by = "some"', "by", 'give a number above 0, or a share such as "5%"'),
+        (f"{TOLD}by = 0", "by", "is not a step"),
+        (f"{TOLD}by = true", "by", "is not a step"),
+        (f'{TOLD}above = "50"', "above", "is not a number"),
+        (f"{TOLD}keep = 1", "keep", "give a whole number from 2 to 200"),
+        (f'{TOLD}watch = ["a"]\ncache = "1m"', "cache", "takes results of other tasks"),
+        (f'{TOLD}by = 1\nkey = "k"', "key", "takes results of other tasks"),
+        (f"{TOLD}watch = {LONG}", "watch", "and ignore have over 8192 bytes together"),
         ('every = "5m"\npriority = "urgent"', "priority", 'give "critical", "high", "normal"'),
         ('every = "5m"\nevry = 1', "evry", "did you mean 'every'?"),
         ('every = "5m"\nargs = {a = 2020-01-01}', "args.a", "is neither text, number"),

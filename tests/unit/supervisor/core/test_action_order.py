@@ -9,7 +9,7 @@ from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model import events, schedule_events
 from musterd.supervisor.core.model.actions import (
     ANSWER,
     END,
@@ -97,7 +97,7 @@ def of_a_target(fleet: Fleet) -> list[Any]:
 
 
 def of_a_schedule(fleet: Fleet) -> list[Any]:
-    return fleet.handle(1, events.SchedulePauseRequested("s", True, b"control:1"))
+    return fleet.handle(1, schedule_events.SchedulePauseRequested("s", True, b"control:1"))
 
 
 def of_a_worker(fleet: Fleet) -> list[Any]:

@@ -1,8 +1,8 @@
 """Where musterctl finds the cluster, and that it keeps the password to itself."""
 
-import importlib.util
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -120,15 +120,26 @@ def test_no_part_of_a_password_is_in_an_error(
     assert "ter2" not in said.out + said.err, said.err
 
 
-@pytest.mark.parametrize("words", [["cluster", "migrate"], ["--cluster", "status"]])
-def test_without_the_extra_its_name_is_told(
-    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real = importlib.util.find_spec
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["cluster", each] for each in ("migrate", "nodes", "show", "adopt")),
+        *(["cluster", each, "shed"] for each in ("drain", "forget", "apply")),
+        *(["--cluster", each] for each in ("status", "tasks", "events", "top")),
+    ],
+)
+def test_without_the_extra_its_name_is_told(words: list[str]) -> None:
+    code = (
+        "import sys; sys.modules['psycopg'] = None; from musterd.supervisor import ctl;"
+        "sys.exit(ctl.main(sys.argv[1:]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=False
+    )
+    told = "musterctl: psycopg is not installed: pip install 'musterd[cluster]'\n"
+    assert (done.returncode, done.stderr) == (78, told)
 
-    def without(name: str, *rest: Any) -> Any:
-        return None if name == "psycopg" else real(name, *rest)
 
-    monkeypatch.setattr("importlib.util.find_spec", without)
-    assert ctl.main(words) == 78
-    assert "pip install 'musterd[cluster]'" in capsys.readouterr().err
+def test_a_file_that_was_named_is_told_as_it_was_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ctl.main(["cluster", "nodes", "--url-file", "/nowhere/url"]) == 78
+    assert "--url-file /nowhere/url is missing or empty" in capsys.readouterr().err

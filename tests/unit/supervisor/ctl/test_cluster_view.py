@@ -143,9 +143,16 @@ def test_a_task_says_what_it_waits_for() -> None:
 
 
 def test_a_drained_node_says_what_still_runs() -> None:
-    assert "nothing runs there: it can be stopped" in cluster_view.still_running("a", 0)
-    assert "1 task still runs there" in cluster_view.still_running("a", 1)
-    assert "7 tasks still run there" in cluster_view.still_running("a", 7)
+    def told(node: NodeView, *, undo: bool = False, **changes: int) -> str:
+        node = structs.replace(node, draining=not undo, **changes)
+        return cluster_view.drained(cluster_view.node_status(node), undo=undo)
+
+    assert "nothing runs there: it can be stopped" in told(ATTIC, claims=0)
+    assert "1 task still runs there" in told(ATTIC, claims=1)
+    assert "7 tasks still run there" in told(ATTIC, claims=7)
+    assert told(ATTIC, undo=True) == "attic: alive; it claims tasks again"
+    assert told(SILENT) == "yard: silent, not alive: it claims nothing when it joins again"
+    assert told(LOST, undo=True) == "yard: lost, not alive: it claims tasks when it joins again"
 
 
 def test_a_migration_says_what_it_did_and_what_to_type() -> None:

@@ -1,6 +1,6 @@
 """Tasks that failed for good are told to followers of events."""
 
-from musterd.ipc.wire.messages import FAILED, SUCCEEDED, Failure, Outcome, TaskSpec
+from musterd.ipc.wire.messages import FAILED, SHUT, SHUT_TYPE, SUCCEEDED, Failure, Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import FinalRecord, Report
 from musterd.supervisor.loop.dead_events import BURST, DeadTasks
 
@@ -18,6 +18,13 @@ def test_each_is_told_with_why_and_those_that_succeeded_are_not() -> None:
     assert (report.event, report.level, report.pool) == ("task.dead", "error", "jobs")
     assert (report.task, report.attempt, report.target) == ("t1", 2, "site.example")
     assert report.reason == "ValueError: boom"
+
+
+def test_a_task_that_did_not_wait_for_a_shut_site_is_not_dead() -> None:
+    told: list[Report] = []
+    refused = Outcome("t1", FAILED, failure=Failure(SHUT, SHUT_TYPE, "the breaker is open"))
+    DeadTasks(told.append).take([FinalRecord(1, TaskSpec("t1", "jobs.run", b""), 0, refused, 0)])
+    assert not told
 
 
 def test_of_a_storm_a_few_are_told_and_the_others_are_counted_by_pool() -> None:

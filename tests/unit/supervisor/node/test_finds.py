@@ -50,9 +50,11 @@ def test_the_tasks_of_a_node_are_picked_from_as_many_as_fit() -> None:
     job, told = asked(
         FindTasks(1, node="shed", limit=9), [task(1), task(2, "shed"), task(3, "shed")]
     )
-    assert job.arguments == (TaskFilter(limit=FOUND_MAX),)
+    assert job.arguments == (TaskFilter(state="running", limit=FOUND_MAX),)
     assert [each.id for each in told.tasks] == ["t2", "t3"]
     assert not told.more
+    _, told = asked(FindTasks(1, node="shed"), [task(n) for n in range(FOUND_MAX)])
+    assert (told.tasks, told.more) == ([], True)  # there may be some beyond those
 
 
 def test_one_task_has_its_arguments_if_they_are_not_too_long() -> None:

@@ -8,12 +8,14 @@ from typing import Any, TypeVar
 import pytest
 
 from musterd.ipc.wire.codec import decode_server, encode
+from musterd.ipc.wire.history import Entries
 from musterd.ipc.wire.messages import (
     PROTOCOL,
     RESULT_BYTES_MAX,
     Accepted,
     Advise,
     Hello,
+    History,
     Inspect,
     Invalidate,
     Outcome,
@@ -36,7 +38,7 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.node import pairs
 from musterd.supervisor.node.pairs import Pairs
-from musterd.supervisor.node.relay_port import RelayPort
+from musterd.supervisor.node.relay_port import NO_HISTORY, RelayPort
 from musterd.supervisor.sockets.clients import ClientPort
 from support.waiting import wait_for
 
@@ -263,3 +265,12 @@ def test_a_view_that_nobody_here_has_is_looked_up(stage: Stage) -> None:
     assert peer is not None
     assert list(stage.port.ready) == [peer]
     assert peer.owed.first().request == 5  # type: ignore[union-attr]
+
+
+def test_a_node_of_a_cluster_says_that_it_keeps_no_history(stage: Stage) -> None:
+    client, _ = stage.connect()
+    client.put(encode(History(3, "kites")))
+    client.flush()
+    heard: list[Any] = []
+    stage.until(lambda: heard or heard.extend(client.receive()), "the answer")
+    assert decode_server(heard[0]) == Entries(3, [], NO_HISTORY)

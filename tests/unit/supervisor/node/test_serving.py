@@ -11,7 +11,7 @@ import pytest
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import events
 from musterd.supervisor.node.direct_loop import HandedSockets
-from musterd.supervisor.node.serving import ClientServer
+from musterd.supervisor.node.serving import AdmittingServer
 
 
 class Gateway:
@@ -65,7 +65,7 @@ def test_what_cannot_be_admitted_holds_back_all_that_follows() -> None:
     def admit(event: events.TasksSubmitted) -> events.TasksSubmitted | None:
         return event if ready[0] or event.tasks[0].id == "known" else None
 
-    server = ClientServer(gateway, port, engines, admit)  # type: ignore[arg-type]
+    server = AdmittingServer(gateway, port, engines, admit)  # type: ignore[arg-type]
     known, unknown = submit("known"), submit("unknown")
     watched, gone = events.TasksWatched(b"1", ["known"]), events.PeerLost(b"1")
     port.come = [known, unknown, watched]

@@ -21,7 +21,9 @@ class Calls:
 def test_more_requests_than_may_wait_are_refused_and_the_others_are_answered_in_turn() -> None:
     calls = Calls()
     loaded = Loaded(Config(), {})
-    shell: Any = SimpleNamespace(fleet=SimpleNamespace(pools={}))
+    shell: Any = SimpleNamespace(
+        fleet=SimpleNamespace(pools={}, added=SimpleNamespace(sections={}))
+    )
     nothing: Any = SimpleNamespace()
     reloading = Reloading(
         shell,

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from musterd.ipc.wire.codec import decode_server, encode
+from musterd.ipc.wire.history import Entries, HistoryEntry
 from musterd.ipc.wire.messages import (
     PROTOCOL,
     Accepted,
@@ -16,21 +17,37 @@ from musterd.ipc.wire.messages import (
     Fault,
     Follow,
     Hello,
+    History,
     Invalidate,
     Missing,
     Outcome,
     ProgressNote,
+    Rejection,
     Results,
     Submit,
     TaskSpec,
     Watch,
     Welcome,
 )
+from musterd.ipc.wire.schedule_messages import (
+    DeleteSchedules,
+    PauseSchedule,
+    PutSchedules,
+    RunSchedule,
+    ScheduleAnswer,
+    SchedulePut,
+    Schedules,
+    ScheduleView,
+    ShowSchedules,
+)
 from musterd.ipc.wire.zmtp import Connection
-from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model import events, schedule_events
+from musterd.supervisor.core.model.watching import HISTORY_BYTES_MAX
 from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.sockets import clients
 from musterd.supervisor.sockets.clients import ClientPort
+from musterd.supervisor.sockets.peers import SchedulesWanted
+from musterd.supervisor.sockets.schedule_requests import PutWanted
 from support.waiting import wait_for
 
 SECONDS = 20.0
@@ -369,3 +386,57 @@ def test_what_is_not_here_may_be_elsewhere(stage: Stage, tmp_path: Path) -> None
         stage.port.deliver(name, [Outcome("b", "succeeded")])
     assert isinstance(stage.hear(client), Results)
     assert isinstance(stage.hear(sidecar), Missing)
+
+
+def test_what_a_client_asks_about_schedules_is_charged_and_answered_by_its_number(
+    stage: Stage,
+) -> None:
+    client, port = stage.greeted(), stage.port
+    put = stage.event_of(client, PutSchedules(5, [SchedulePut("kites", b"\x80")]))
+    assert isinstance(put, PutWanted)
+    assert put.schedules == [SchedulePut("kites", b"\x80")]
+    assert port.pending > 0
+    refused = Rejection("kites", "InvalidSchedule", "no task")
+    port.acknowledge(put.request, [refused])
+    assert stage.hear(client) == ScheduleAnswer(5, [refused])
+    assert port.pending == 0
+    for message, event in (
+        (DeleteSchedules(6, ["a"]), schedule_events.ScheduleDeleteRequested(["a"], put.peer, 2)),
+        (
+            PauseSchedule(7, "a", True),
+            schedule_events.SchedulePauseRequested("a", True, put.peer, 3),
+        ),
+        (
+            RunSchedule(8, "a", "@a.1fm", True),
+            schedule_events.ScheduleRunRequested("a", put.peer, 4, "@a.1fm", True),
+        ),
+    ):
+        assert stage.event_of(client, message) == event
+    wanted = stage.event_of(client, ShowSchedules(9, after="a"))
+    assert isinstance(wanted, SchedulesWanted)
+    views = [ScheduleView("b", "active", "shop.check", "every 5m")]
+    port.show_schedules(wanted, views, True)
+    assert stage.hear(client) == Schedules(9, views, True)
+
+
+@pytest.mark.parametrize("id_", ["0192f3", "@b.1fm", "@a.1f", "@a.1f-1m", "@a.xm"])
+def test_a_run_has_an_id_of_its_schedule(stage: Stage, id_: str) -> None:
+    assert isinstance(stage.ask(stage.greeted(), RunSchedule(1, "a", id_)), Fault)
+
+
+def test_where_schedules_cannot_be_put_the_client_is_told(stage: Stage) -> None:
+    stage.port.no_schedules = "use another way"
+    answer = stage.ask(stage.greeted(), PutSchedules(5, []))
+    assert answer == ScheduleAnswer(5, [Rejection("", "InvalidSchedule", "use another way")])
+
+
+def test_a_question_for_history_is_charged_until_it_is_answered(stage: Stage) -> None:
+    client = stage.greeted()
+    wanted = stage.event_of(client, History(7, "kites", 5))
+    assert wanted.question == History(7, "kites", 5)
+    assert stage.port.pending >= HISTORY_BYTES_MAX
+    entry = HistoryEntry(1, 2, "@kites.1", "d", b"\x01")
+    stage.port.recall(wanted, [entry])
+    stage.port.recall(wanted, [])  # answered already
+    assert stage.hear(client) == Entries(7, [entry])
+    assert stage.port.pending == 0

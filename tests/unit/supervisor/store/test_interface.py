@@ -21,6 +21,8 @@ from musterd.ipc.wire.messages import (
     FAILED,
     QUEUED,
     RUNNING,
+    SHUT,
+    SHUT_TYPE,
     SUCCEEDED,
     WAITING,
     Failure,
@@ -28,12 +30,14 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
 )
 from musterd.supervisor.core.model.actions import Fact, FinalRecord, LiveRecord, NewRecord, Persist
-from musterd.supervisor.core.model.events import OnDisk, Recovered
+from musterd.supervisor.core.model.events import Recovered
+from musterd.supervisor.core.model.on_disk import OnDisk
 from musterd.supervisor.store import memory, queries, sqlite, task_batches
 from musterd.supervisor.store import rows as store_rows
 from musterd.supervisor.store import writer as store_writer
 from musterd.supervisor.store.engines import open_store
 from musterd.supervisor.store.interface import (
+    WALL_NS_MAX,
     FindTasks,
     ListFinished,
     ListLive,
@@ -123,10 +127,15 @@ def find(store: Store, *ids: str) -> list[StoredTask]:
 
 
 def listed(
-    store: Store, state: str | None = None, pool: str | None = None, limit: int = 100
+    store: Store,
+    state: str | None = None,
+    pool: str | None = None,
+    limit: int = 100,
+    *,
+    dead: bool = False,
 ) -> list[str]:
     token = object()
-    assert store.ask(ListFinished(state, pool, limit), token)
+    assert store.ask(ListFinished(state, pool, limit, dead), token)
     return [task.spec.id for task in answer(store, token)]
 
 
@@ -589,6 +598,20 @@ def test_a_search_of_lists_has_an_end(store: SqliteStore, monkeypatch: pytest.Mo
     assert listed(store, None, "browser") == []
     assert listed(store, FAILED) == ["id-1"]  # however long ago: tasks that succeeded do not count
     assert listed(store, FAILED, "browser") == ["id-1"]
+
+
+def test_a_task_that_a_shut_site_refused_has_failed_and_is_no_dead_letter(store: Store) -> None:
+    refused = Outcome("id-2", FAILED, b"", Failure(SHUT, SHUT_TYPE, "the breaker is open"), 0, 0)
+    ends = [final(1, FAILED), FinalRecord(2, spec(2), WALL, refused, 0), final(3, FAILED)]
+    write(store, persist(1, finished=ends))
+    assert listed(store, FAILED) == ["id-3", "id-2", "id-1"]
+    assert listed(store, FAILED, "parser", 2) == ["id-3", "id-2"]
+    assert listed(store, FAILED, dead=True) == ["id-3", "id-1"]
+    assert [task.state for task in find(store, "id-2")] == [FAILED]
+    token = object()
+    assert store.ask(Purge(["id-2"], WALL_NS_MAX), token)
+    assert answer(store, token).ids == ["id-2"]
+    assert listed(store, FAILED) == ["id-3", "id-1"]
 
 
 def test_the_list_of_failures_uses_its_index(store: SqliteStore, path: Path) -> None:

@@ -39,6 +39,7 @@ from musterd.supervisor.store.interface import (
     TRACEBACK_CHARS_KEPT,
     A,
     FindFact,
+    FindFacts,
     FindTasks,
     ListFinished,
     Purge,
@@ -510,3 +511,10 @@ def test_an_idle_store_finds_out_by_itself_that_there_is_room_again(durable: Sql
         durable.trim(0, MANY)  # fails, and is not tried again before the next trim
         wait_for("the problem is told", lambda: durable.write_problem() is not None)
     wait_for("the problem is over", lambda: durable.write_problem() is None)
+
+
+def test_many_facts_are_found_at_once_in_the_order_of_their_keys(store: Store, page: Page) -> None:
+    facts = [Fact("history", f"a.{number}", b"%d" % number) for number in (1, 2)]
+    page.write(facts=[*facts, Fact("other", "a.3", b"3")])
+    query = FindFacts("history", ["a.2", "a.9", "a.1", "a.3"])
+    assert answered(store, query) == [b"2", None, b"1", None]

@@ -22,7 +22,8 @@ from musterd.supervisor.core.model.actions import (
     Persist,
     ReopenRecord,
 )
-from musterd.supervisor.core.model.events import OnDisk, Recovered
+from musterd.supervisor.core.model.events import Recovered
+from musterd.supervisor.core.model.on_disk import OnDisk
 from musterd.supervisor.store import task_batches
 from musterd.supervisor.store.interface import (
     A,

@@ -81,6 +81,12 @@ def test_the_states_of_a_node_on_its_way(node: Node) -> None:
     assert (status.state, status.unreachable, status.away_seconds) == ("member", False, 0)
     node.tell(events.SidecarExited(1, "it was killed", False, CLUSTER))
     assert (node.status.state, node.status.reason) == ("down", "it was killed")
+    assert not node.status.refusing
+
+
+def test_a_node_whose_sidecar_has_given_up_refuses_submits(node: Node) -> None:
+    node.tell(events.SidecarExited(1, "too new", True, CLUSTER))
+    assert (node.status.state, node.status.refusing) == ("down", True)
 
 
 def test_a_node_that_never_joined_is_away_and_has_no_lease(node: Node) -> None:

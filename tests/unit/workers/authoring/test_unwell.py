@@ -8,6 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from musterd.ipc.errors import ProxyFailed
 from musterd.ipc.wire.messages import Failure, Lease
 from musterd.workers.authoring import outcome
 from musterd.workers.authoring.base import Context, Permanent, Retry, TaskOptions, TaskTimeout
@@ -193,3 +194,10 @@ def test_the_exceptions_that_are_named_count(
 
 def test_a_cancelled_attempt_says_nothing_even_if_its_error_is_named() -> None:
     assert not failure_of(KeyError(), was_cancelled=True, counts=("KeyError",)).unwell
+
+
+def test_a_failure_of_a_proxy_says_nothing_about_the_site() -> None:
+    error = raised_while(ProxyFailed("no connection", retry_after=3.0), ConnectionRefusedError())
+    failure = failure_of(error)
+    assert not failure.unwell
+    assert failure.retry_after_ns == 3 * 10**9

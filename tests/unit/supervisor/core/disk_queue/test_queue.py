@@ -7,6 +7,7 @@ import pytest
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import CANCELLED, CRITICAL, LOW, TaskSpec
 from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.core.model import on_disk as on_disk_tasks
 from musterd.supervisor.core.tasks import lost_peers
 from support.core import Muster
 
@@ -51,7 +52,7 @@ class OnDisk:
         for read in reads:
             kept = len(read.ids) - min(unread, len(read.ids) - 1)
             tasks = [self.rows[id_] for id_ in read.ids[:kept] if id_ in self.rows]
-            found = events.OnDisk()
+            found = on_disk_tasks.OnDisk()
             for task in tasks:
                 found.add(task.seq, task.spec, task.submitted_wall_ns)
             event = events.DiskTasksRead(read.ticket, found, read.ids[kept:])

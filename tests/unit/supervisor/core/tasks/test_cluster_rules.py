@@ -6,7 +6,7 @@ from typing import Any
 from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS, BackoffPolicy, BreakerPolicy, RetryPolicy
-from musterd.ipc.wire.messages import TaskSpec
+from musterd.ipc.wire.messages import Fetching, TaskSpec
 from musterd.ipc.wire.node_messages import Attempt
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
@@ -58,6 +58,15 @@ def test_nothing_is_wanted_before_the_policy_is_known() -> None:
     assert wants(node.share(3, ClusterPolicy())) == [1]
     assert wants(node.beat(policy=4)) == [0]
     assert wants(node.share(4, None)) == [1]  # it cannot be read, and work goes on
+
+
+def test_attempts_are_told_how_the_target_of_the_cluster_is_fetched() -> None:
+    node = Node()
+    node.beat(policy=1)
+    shop = TargetPolicy(proxies=("secret:PROXY",))
+    node.share(1, ClusterPolicy(targets={"shop": shop}))
+    [lease] = node.leased(target="shop").leases
+    assert lease.fetching == Fetching(("secret:PROXY",))
 
 
 def test_the_values_of_the_cluster_hold_for_its_attempts() -> None:

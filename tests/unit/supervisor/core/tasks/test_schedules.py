@@ -10,14 +10,25 @@ import msgspec
 import pytest
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
-from musterd.ipc.wire.messages import AS_CONFIGURED, Change, Completion, TaskDeclaration, TaskSpec
+from musterd.ipc.wire.history import HistoryEntry
+from musterd.ipc.wire.messages import (
+    AS_CONFIGURED,
+    VIEW_BYTES_MAX,
+    Change,
+    Completion,
+    Failure,
+    TaskDeclaration,
+    TaskSpec,
+    View,
+)
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.core.model.policy import SchedulePolicy
+from musterd.supervisor.core.model import actions, events, schedule_events
+from musterd.supervisor.core.model.policy import SchedulePolicy, WatchPolicy
 from musterd.supervisor.core.model.runs import CATCH_UP_MAX, ON_TIME_NS, WRONG_CLOCK_NS
 from musterd.supervisor.core.model.timing import Cron, Every
 from musterd.supervisor.core.tasks.outage import PATIENCE_NS
-from musterd.supervisor.core.tasks.schedules import FACT, REPORT_GAP_NS
+from musterd.supervisor.core.tasks.schedule import CUT_OFF, FACT
+from musterd.supervisor.core.tasks.schedules import REPORT_GAP_NS
 from support.core import Muster, of
 
 MINUTE_NS = 60 * SECOND_NS
@@ -42,6 +53,8 @@ class Clockwork:
         self.wall_ns = NOON_NS
         self.pool: dict[str, Any] = {}
         self.facts: dict[str, bytes] = {}
+        self.history: dict[str, bytes] = {}
+        self.tells = True  # the shell gets round to telling changes
         self.told: list[Any] = []
         self.live: dict[str, events.Recovered] = {}
         self.begin()
@@ -80,11 +93,14 @@ class Clockwork:
             for final in page.finished:
                 self.live.pop(final.spec.id, None)
             for fact in page.facts:
+                facts = self.facts if fact.kind == FACT else self.history
                 if fact.value is None:
-                    self.facts.pop(fact.key, None)
+                    facts.pop(fact.key, None)
                 else:
-                    self.facts[fact.key] = fact.value
+                    facts[fact.key] = fact.value
         self.told += answer
+        for report in reports(answer, "task.changed") if self.tells else ():
+            self.tell(events.ChangeTold(report.schedule, report.task, report.number))
         return answer
 
     def read_clock(self) -> list[Any]:
@@ -105,15 +121,26 @@ class Clockwork:
         self.wall_ns = wall_ns
         return self.read_clock()
 
-    def finish(self, value: bytes = b"value", *, fail: bool = False) -> list[Any]:
+    def finish(
+        self,
+        value: bytes = b"value",
+        *,
+        fail: bool = False,
+        kind: str = "",
+        view: View | None = None,
+        **fields: Any,
+    ) -> list[Any]:
         """End every lease that a worker holds."""
         answer = []
         for slot in self.world.slots:
             for lease in list(slot.leases):
                 if fail:
                     answer += self._note(self.world.fail(slot.worker, lease, "permanent"))
+                elif kind:
+                    failed = Completion(lease, 1, failure=Failure(kind, message="no"), **fields)
+                    answer += self.tell(events.LeasesCompleted(slot.worker, [failed]))
                 else:
-                    done = [Completion(lease, MILLISECOND_NS, value)]
+                    done = [Completion(lease, MILLISECOND_NS, value, view=view)]
                     answer += self.tell(events.LeasesCompleted(slot.worker, done))
         return answer
 
@@ -251,6 +278,40 @@ def test_no_run_begins_while_the_last_one_is_alive(clockwork: Any) -> None:
     assert clock.record.skipped == 2
 
 
+def test_a_run_that_waits_for_a_retry_gives_way_to_one_that_is_due(clockwork: Any) -> None:
+    clock = clockwork(max_retries=3)
+    (first,) = made(clock.wait(MINUTE_NS))
+    clock.finish(kind="error", retry_delay_ns=10 * MINUTE_NS)
+    told = clock.wait(MINUTE_NS)
+    assert instants(told) == [120]
+    assert clock.record.skipped == 0
+    (end,) = [final for page in of(actions.Persist, told) for final in page.finished]
+    assert (end.spec.id, end.outcome.state, end.outcome.attempts) == (first.id, "cancelled", 1)
+    assert end.outcome.error == "cancel: not tried again: the next run of schedule 's' is due"
+
+
+def test_a_run_that_waits_for_its_first_attempt_does_not_give_way(clockwork: Any) -> None:
+    clock = clockwork(size=0)
+    assert instants(clock.wait(3 * MINUTE_NS)) == [60]
+    assert clock.record.skipped == 2
+
+
+def test_where_every_run_counts_none_gives_way(clockwork: Any) -> None:
+    clock = clockwork(max_retries=3, catch_up="all")
+    clock.wait(MINUTE_NS)
+    clock.finish(kind="error", retry_delay_ns=2 * MINUTE_NS)
+    assert instants(clock.wait(MINUTE_NS)) == []
+
+
+def test_a_run_that_a_person_retried_does_not_give_way(clockwork: Any) -> None:
+    clock = clockwork(max_retries=3)
+    (run,) = made(clock.wait(MINUTE_NS))
+    clock.finish(fail=True)
+    clock.retry(run, seq=1)
+    clock.finish(kind="error", retry_delay_ns=10 * MINUTE_NS)
+    assert instants(clock.wait(MINUTE_NS)) == []
+
+
 def test_a_run_may_begin_beside_the_last_one_where_that_is_allowed(clockwork: Any) -> None:
     clock = clockwork(overlap=True)
     assert instants(clock.wait(3 * MINUTE_NS)) == [60, 120, 180]
@@ -278,7 +339,9 @@ def test_a_run_that_was_retried_by_hand_is_alive_like_any_other(clockwork: Any, 
     assert instants(clock.wait(MINUTE_NS)) == []
     (told,) = reports(clock.told, "schedule.skipped")
     assert told.reason == f"run {retried.id} has not ended"
-    (refused,) = of(actions.Acknowledge, clock.tell(events.ScheduleRunRequested("s", b"p")))
+    (refused,) = of(
+        actions.Acknowledge, clock.tell(schedule_events.ScheduleRunRequested("s", b"p"))
+    )
     assert [(each.id, each.code) for each in refused.rejected] == [(retried.id, "StillRunning")]
     clock.restart()
     assert instants(clock.wait(MINUTE_NS)) == []
@@ -511,7 +574,7 @@ def test_nothing_is_made_during_a_shutdown_and_the_next_start_catches_up(clockwo
 
 def test_a_paused_schedule_makes_nothing_and_does_not_catch_up(clockwork: Any) -> None:
     clock = clockwork()
-    answer = clock.tell(events.SchedulePauseRequested("s", True, b"me"))
+    answer = clock.tell(schedule_events.SchedulePauseRequested("s", True, b"me"))
     assert of(actions.Acknowledge, answer) == [actions.Acknowledge(b"me", 0, [])]
     assert reports(answer, "schedule.paused")
     clock.wait(2 * MINUTE_NS)
@@ -519,7 +582,7 @@ def test_a_paused_schedule_makes_nothing_and_does_not_catch_up(clockwork: Any) -
     clock.wait(2 * MINUTE_NS)
     assert made(clock.told) == []
     resumed_ns = clock.wall_ns
-    clock.tell(events.SchedulePauseRequested("s", False, b"me"))
+    clock.tell(schedule_events.SchedulePauseRequested("s", False, b"me"))
     assert made(clock.wait(59 * SECOND_NS)) == []
     [spec] = made(clock.wait(SECOND_NS))
     assert spec.id == f"@s.{resumed_ns + MINUTE_NS:x}"
@@ -530,9 +593,9 @@ def test_a_pause_over_a_clock_that_is_set_back_repeats_no_cron_run(clockwork: An
     clock = clockwork(DAILY)
     assert instants(clock.wait(40 * MINUTE_NS)) == [1800]
     clock.finish()
-    clock.tell(events.SchedulePauseRequested("s", True, b"me"))
+    clock.tell(schedule_events.SchedulePauseRequested("s", True, b"me"))
     clock.set_clock(NOON_NS)
-    clock.tell(events.SchedulePauseRequested("s", False, b"me"))
+    clock.tell(schedule_events.SchedulePauseRequested("s", False, b"me"))
     assert instants(clock.wait(HOUR_NS)) == []
 
 
@@ -542,7 +605,7 @@ def test_while_the_store_cannot_write_nothing_is_made_and_then_it_catches_up(
     clock = clockwork()
     clock.tell(events.StoreFailing("the disk is full"))
     assert of(actions.Persist, clock.wait(5 * MINUTE_NS)) == [], "nothing piles up"
-    answer = clock.tell(events.ScheduleRunRequested("s", b"me"))
+    answer = clock.tell(schedule_events.ScheduleRunRequested("s", b"me"))
     [acknowledged] = of(actions.Acknowledge, answer)
     assert [each.code for each in acknowledged.rejected] == ["QueueFull"]
     clock.tell(events.StoreRecovered())
@@ -554,25 +617,27 @@ def test_while_the_store_cannot_write_nothing_is_made_and_then_it_catches_up(
 def test_a_pause_is_acknowledged_when_it_is_on_disk(clockwork: Any) -> None:
     clock = clockwork()
     clock.world.disk_works = False
-    assert not of(actions.Acknowledge, clock.tell(events.SchedulePauseRequested("s", True, b"me")))
+    assert not of(
+        actions.Acknowledge, clock.tell(schedule_events.SchedulePauseRequested("s", True, b"me"))
+    )
     assert of(actions.Acknowledge, clock.world.commit())
 
 
 def test_a_run_by_hand_is_made_at_once_and_changes_no_instant(clockwork: Any) -> None:
     clock = clockwork()
-    clock.tell(events.SchedulePauseRequested("s", True, b"me"))
-    answer = clock.tell(events.ScheduleRunRequested("s", b"me"))
+    clock.tell(schedule_events.SchedulePauseRequested("s", True, b"me"))
+    answer = clock.tell(schedule_events.ScheduleRunRequested("s", b"me"))
     assert [spec.id for spec in made(answer)] == [f"@s.{NOON_NS:x}m"]
     assert of(actions.Acknowledge, answer) == [actions.Acknowledge(b"me", 0, [])]
     clock.finish()
-    clock.tell(events.SchedulePauseRequested("s", False, b"me"))
+    clock.tell(schedule_events.SchedulePauseRequested("s", False, b"me"))
     assert instants(clock.wait(MINUTE_NS)) == [60]
 
 
 def test_a_run_by_hand_respects_one_that_is_alive(clockwork: Any) -> None:
     clock = clockwork()
     clock.wait(MINUTE_NS)
-    answer = clock.tell(events.ScheduleRunRequested("s", b"me"))
+    answer = clock.tell(schedule_events.ScheduleRunRequested("s", b"me"))
     [acknowledged] = of(actions.Acknowledge, answer)
     assert [each.code for each in acknowledged.rejected] == ["StillRunning"]
     assert made(answer) == []
@@ -581,11 +646,11 @@ def test_a_run_by_hand_respects_one_that_is_alive(clockwork: Any) -> None:
 def test_an_unknown_schedule_is_refused(clockwork: Any) -> None:
     clock = clockwork()
     for event in (
-        events.ScheduleRunRequested("t", b"me"),
-        events.SchedulePauseRequested("t", True, b"me"),
+        schedule_events.ScheduleRunRequested("t", b"me"),
+        schedule_events.SchedulePauseRequested("t", True, b"me"),
     ):
         [acknowledged] = of(actions.Acknowledge, clock.tell(event))
-        assert [each.code for each in acknowledged.rejected] == ["UnknownTask"]
+        assert [each.code for each in acknowledged.rejected] == ["UnknownSchedule"]
 
 
 # -- changes of the configuration -------------------------------------------------------------
@@ -656,7 +721,8 @@ def test_who_follows_is_told_the_newest_change_also_after_a_restart(clockwork: A
     for value in (b"one", b"two", b"three", b"three"):
         clock.wait(MINUTE_NS)
         clock.finish(value)
-    newest = Change("s", f"@s.{NOON_NS + 3 * MINUTE_NS:x}", sha256(b"three").hexdigest())
+    at_ns = NOON_NS + 3 * MINUTE_NS
+    newest = Change("s", f"@s.{at_ns:x}", sha256(b"three").hexdigest(), at_ns, 3, 2)
     assert of(actions.TellChanges, clock.tell(ask)) == [actions.TellChanges(b"me", [newest])]
     clock.restart()
     assert of(actions.TellChanges, clock.tell(ask)) == [actions.TellChanges(b"me", [newest])]
@@ -701,3 +767,169 @@ def test_how_the_last_run_ended_is_remembered(clockwork: Any) -> None:
     clock.finish(fail=True)
     clock.restart()
     assert (clock.record.state, clock.record.runs) == ("failed", 1)
+
+
+# -- watching ---------------------------------------------------------------------------------
+
+RULES = WatchPolicy(b"rules", "r", below=40)
+
+
+def entry(clock: Clockwork, number: int) -> HistoryEntry:
+    return msgspec.msgpack.decode(clock.history[f"s.{number}"], type=HistoryEntry)
+
+
+def look(clock: Clockwork, *values: bytes, **view: Any) -> None:
+    """Run the schedule once for each value."""
+    for value in values:
+        clock.wait(MINUTE_NS)
+        clock.finish(value, **view)
+
+
+def test_different_results_are_kept_with_the_result_itself(clockwork: Any) -> None:
+    clock = clockwork(notify=True)
+    look(clock, b"one", b"one", b"two")
+    at_ns = NOON_NS + 3 * MINUTE_NS
+    digest = sha256(b"two").hexdigest()
+    assert list(clock.history) == ["s.1", "s.2"]
+    assert entry(clock, 2) == HistoryEntry(
+        2, at_ns, f"@s.{at_ns:x}", digest, b"two", changed=True, before=1
+    )
+    [page] = [
+        page
+        for page in of(actions.Persist, clock.told)
+        if any(fact.key == "s.2" for fact in page.facts)
+    ]
+    assert [final.spec.id for final in page.finished] == [f"@s.{at_ns:x}"], "one transaction"
+
+
+def test_a_view_is_judged_by_its_numbers_and_kept_as_the_worker_says(clockwork: Any) -> None:
+    clock = clockwork(notify=True, watching=RULES)
+    look(clock, b"50 x", view=View("d1", {"price": 50.0}, b"50"))
+    assert made(clock.told)[-1].watch == b"rules"
+    look(clock, b"41 y", view=View("d2", {"price": 41.0}, b"41"))
+    look(clock, b"39 z", view=View("d3", {"price": 39.0}, b"39", cut=True))
+    assert [digest for _, _, digest in changes(clock)] == ["d3"]
+    assert [entry(clock, number).value for number in (1, 2, 3)] == [b"50", b"41", b"39"]
+    assert (entry(clock, 3).cut, entry(clock, 3).before) == (True, 1)
+
+
+def test_a_result_without_a_view_is_not_judged_where_there_are_rules(clockwork: Any) -> None:
+    clock = clockwork(notify=True, watching=RULES)
+    look(clock, b"one", b"two")
+    assert clock.history == {}
+    assert changes(clock) == []
+
+
+def test_a_result_by_the_rules_before_a_reload_is_not_judged(clockwork: Any) -> None:
+    clock = clockwork(notify=True)
+    look(clock, b"one")
+    clock.wait(MINUTE_NS)
+    clock.restart(watching=RULES)  # a run by the old rules is alive
+    clock.finish(b"two", view=View("d2"))
+    assert changes(clock) == []
+    look(clock, b"x", view=View("d3", {"": 50.0}))
+    assert changes(clock) == [], "the first result by other rules is the baseline"
+    look(clock, b"x", view=View("d4", {"": 30.0}))
+    assert [digest for _, _, digest in changes(clock)] == ["d4"]
+
+
+def test_a_result_that_is_too_long_is_kept_without_its_text(clockwork: Any) -> None:
+    clock = clockwork(notify=True)
+    look(clock, b"x" * (VIEW_BYTES_MAX + 1))
+    assert (entry(clock, 1).value, entry(clock, 1).cut) == (CUT_OFF, True)
+
+
+def test_old_entries_are_forgotten(clockwork: Any) -> None:
+    clock = clockwork(notify=True, watching=WatchPolicy(keep=3))
+    look(clock, *(b"%d" % number for number in range(8)))
+    assert list(clock.history) == ["s.6", "s.7", "s.8"]
+    clock.restart()
+    look(clock, b"new")
+    assert list(clock.history) == ["s.7", "s.8", "s.9"]
+
+
+@pytest.mark.parametrize("how", ["start", "reload"])
+def test_a_schedule_that_is_gone_takes_its_history_along(clockwork: Any, how: str) -> None:
+    clock = clockwork(notify=True)
+    look(clock, b"one", b"two")
+    if how == "start":
+        fleet = Fleet(clock.world.policy, Random(1), 5000)
+        clock.world.fleet = fleet
+        clock.tell(events.FactsRecovered(FACT, list(clock.facts.items())))
+    else:
+        policy = msgspec.structs.replace(clock.world.fleet.policy, schedules=())
+        clock.tell(events.PolicyChanged(policy))
+    clock.tell(events.Started())
+    assert clock.history == {}
+
+
+def test_another_time_table_keeps_the_history_and_begins_with_a_baseline(clockwork: Any) -> None:
+    clock = clockwork(notify=True)
+    look(clock, b"one", b"two")
+    clock.wait(SECOND_NS)
+    clock.timing = Every(2 * MINUTE_NS)
+    clock.restart()
+    clock.wait(2 * MINUTE_NS)
+    clock.finish(b"three")
+    assert list(clock.history) == ["s.1", "s.2", "s.3"]
+    assert len(changes(clock)) == 1
+
+
+def test_a_change_is_told_again_and_marked_until_it_is_surely_told(clockwork: Any) -> None:
+    clock = clockwork(notify=True)
+    clock.tells = False
+    look(clock, b"one", b"two", b"three")
+    clock.told.clear()
+    clock.restart()
+    again = reports(clock.told, "task.changed")
+    assert [(each.number, each.number_before, each.again) for each in again] == [
+        (2, 1, True),
+        (3, 2, True),
+    ]
+    clock.tells = True
+    clock.restart()
+    clock.wait(SECOND_NS)
+    clock.told.clear()
+    clock.restart()
+    assert reports(clock.told, "task.changed") == []
+
+
+def test_what_the_version_before_has_written_is_read(clockwork: Any) -> None:
+    clock = clockwork(notify=True)
+    look(clock, b"one")
+    record = msgspec.to_builtins(clock.record)
+    digest = sha256(b"one").hexdigest()
+    old = [*record[:7], digest, "@s.1", *record[9:12], "@s.1"]  # 13 fields
+    clock.facts["s"] = msgspec.msgpack.encode(old)
+    clock.history.clear()
+    clock.restart()
+    [report] = reports(clock.told, "task.changed")
+    assert (report.task, report.digest, report.again) == ("@s.1", digest, True)
+    look(clock, b"one")
+    assert len(changes(clock)) == 1, "the baseline is that of the version before"
+    look(clock, b"two")
+    assert len(changes(clock)) == 2
+    assert entry(clock, 2).before == 1
+
+
+def test_failures_in_a_row_are_reported_once_and_the_recovery_too(clockwork: Any) -> None:
+    clock = clockwork(notify=True, watching=WatchPolicy(stale=2))
+    look(clock, b"one", fail=True)
+    clock.restart()
+    look(clock, *b"abc", fail=True)
+    [stale] = reports(clock.told, "watch.stale")
+    assert (stale.schedule, stale.level, stale.count) == ("s", "warning", 2)
+    assert stale.reason.startswith("2 runs in a row failed; the last: ")
+    assert reports(clock.told, "watch.recovered") == []
+    clock.restart()
+    look(clock, b"one", b"one")
+    assert len(reports(clock.told, "watch.recovered")) == 1
+    look(clock, b"x", fail=True)
+    assert len(reports(clock.told, "watch.stale")) == 1
+
+
+@pytest.mark.parametrize("policy", [{"notify": True, "watching": WatchPolicy(stale=0)}, {}])
+def test_nobody_is_told_of_failures_who_did_not_ask(clockwork: Any, policy: Any) -> None:
+    clock = clockwork(**policy)
+    look(clock, *b"abcdef", fail=True)
+    assert reports(clock.told, "watch.stale") == []

@@ -1,0 +1,74 @@
+"""What differs between two results, for programs and for people."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from musterd.ipc.watching.difference import (
+    DIFF_LINES_MAX,
+    SUMMARY_CHARS_MAX,
+    FieldChange,
+    changed_fields,
+    summary,
+    unified_diff,
+)
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text() | st.binary(max_size=5),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
+    max_leaves=8,
+)
+
+
+def test_fields_that_differ_have_both_values() -> None:
+    before, after = {"a": 1, "b": 2, "gone": 3}, {"a": 1, "b": 5, "new": None}
+    assert changed_fields(before, after) == {
+        "b": FieldChange(2, 5),
+        "gone": FieldChange(3, None),
+        "new": FieldChange(None, None),
+    }
+    assert changed_fields("text", after) == {}
+
+
+MANY = "a 1 → nothing, b 1 → nothing, c 1 → nothing and 1 more"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ({"price": "49.00 €"}, {"price": "39.00 €"}, "price 49.00 € → 39.00 €"),
+        ({"a": 1, "b": None}, {"a": 2, "b": "x\ny"}, "a 1 → 2, b nothing → x y"),
+        (dict.fromkeys("abcd", 1), dict.fromkeys("abcd"), MANY),
+        ("49 €", "39 €", "49 € → 39 €"),
+        (49, 39.5, "49 → 39.5"),
+        ("one\ntwo\nthree", "one\n2\nthree\nfour", "+2 −1 lines: 2"),
+        (["a", "b"], ["a", "b", "c"], '+1 −0 lines: "c"'),
+        ("a\nb", "b\na", "the order has changed"),
+        ({"x": "a" * 99}, {"x": "b"}, f"x {'a' * 39}… → b"),
+    ],
+)  # fmt: skip
+def test_a_change_is_told_in_one_line(before: Any, after: Any, line: str) -> None:
+    assert summary(before, after) == line
+
+
+def test_a_diff_is_unified() -> None:
+    assert unified_diff("one\ntwo\nthree", "one\n2\nthree").splitlines() == [
+        "--- before", "+++ after", "@@ -1,3 +1,3 @@", " one", "-two", "+2", " three",
+    ]  # fmt: skip
+    assert '-  "price": 49' in unified_diff({"price": 49}, {"price": 39}).splitlines()
+    assert unified_diff("same", "same") == ""
+
+
+def test_a_diff_of_very_long_texts_says_that_it_has_an_end() -> None:
+    long = "\n".join(str(n) for n in range(DIFF_LINES_MAX + 1))
+    assert unified_diff(long, f"new\n{long}").endswith("lines are compared)")
+
+
+@given(PLAIN, PLAIN)
+def test_any_two_results_can_be_compared(before: Any, after: Any) -> None:
+    line = summary(before, after)
+    assert 0 < len(line) <= SUMMARY_CHARS_MAX
+    assert line.isprintable()
+    unified_diff(before, after)
