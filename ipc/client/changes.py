@@ -15,6 +15,9 @@ from musterd.ipc.watching.difference import FieldChange, changed_fields, summary
 from musterd.ipc.wire.messages import Change, Changes
 
 UNREAD_MAX = 1_000  # changes kept for a slow reader; the oldest are dropped first
+# Changes of a schedule that are recognised when a daemon tells them again after its death: those of
+# its last second.
+HEARD_MAX = 16
 
 HandleT = TypeVar("HandleT")
 Waited = TypeVar("Waited")
@@ -32,18 +35,30 @@ class Following:
             if not isinstance(name, str):
                 raise TypeError(f"give the names of schedules, not {shown(name)}")
         self._schedules = frozenset(given)  # empty: all of them
-        self._seen: dict[str, str] | None = None  # schedule -> task of its newest change
+        self._begun: dict[str, Change] = {}  # schedule -> its newest change when the reader began
+        self._heard: dict[str, deque[str]] | None = None  # schedule -> tasks of its last changes
 
     def hear(self, message: Changes) -> None:
-        if self._seen is None:
+        if self._heard is None:
             if message.newest:
-                self._seen = {change.schedule: change.task for change in message.changes}
+                self._begun = {change.schedule: change for change in message.changes}
+                self._heard = {}
             return  # changes sent before our Follow were for another reader
         for change in message.changes:
-            if self._seen.get(change.schedule) != change.task:
-                self._seen[change.schedule] = change.task
+            heard = self._heard.setdefault(change.schedule, deque(maxlen=HEARD_MAX))
+            if change.task not in heard and not self._is_old(change):
+                heard.append(change.task)
                 if not self._schedules or change.schedule in self._schedules:
                     self.unread.append(change)
+
+    def _is_old(self, change: Change) -> bool:
+        """Return whether a change is the one with which the reader began, or is told again and was
+        before it."""
+        begun = self._begun.get(change.schedule)
+        if begun is None:
+            return False
+        before = change.number <= begun.number and change.at_ns <= begun.at_ns
+        return change.task == begun.task or (change.again and before)
 
     def any_unread(self) -> bool:
         return bool(self.unread)

@@ -220,7 +220,7 @@ def test_a_thousand_changes_that_nobody_takes_cost_little_memory(
         assert watched.memory_info().rss < RSS_BYTES_MAX
         assert (short_folder / "alerts.json").stat().st_size < 1_000_000
         told = [json.loads(line) for line in heard.read_text().splitlines()]
-        assert len(told[0]["changes"]) == CHANGES_MAX
+        assert all(0 < len(each["changes"]) <= CHANGES_MAX for each in told)
         state = json.loads((short_folder / "alerts.json").read_text())["rules"]["me"]["changes"]
         assert len(state["pending"]) <= PENDING_MAX
     finally:

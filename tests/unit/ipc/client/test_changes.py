@@ -61,6 +61,21 @@ def test_a_change_that_is_told_again_is_no_news(read: Callable[..., list[str]]) 
     assert read(following, newest(("a", "@a.1"))) == []
 
 
+def test_several_changes_that_are_told_again_are_no_news(read: Callable[..., list[str]]) -> None:
+    following = Following()
+    one, two, three = (Change("a", f"@a.{n}", "", n, n) for n in (1, 2, 3))
+    again = [msgspec.structs.replace(change, again=True) for change in (one, two, three)]
+    begun = Changes([one], newest=True)
+    assert read(following, begun, Changes([two]), Changes([three])) == ["@a.2", "@a.3"]
+    assert read(following, Changes(again[:1]), Changes(again[1:])) == []
+    # What the reader missed is news, also when it is told late.
+    late = [Change("a", f"@a.{n}", "", n, n, again=True) for n in (3, 4, 5)]
+    assert read(following, Changes(late[2:], newest=True), Changes(late)) == ["@a.5", "@a.4"]
+    # A schedule that was deleted and put again counts from 1.
+    anew = Change("a", "@a.6", "", 6, 1, again=True)
+    assert read(following, Changes([anew])) == ["@a.6"]
+
+
 def test_what_was_missed_comes_with_the_next_answer(read: Callable[..., list[str]]) -> None:
     following = Following()
     assert read(following, newest(("a", "@a.1"))) == []
