@@ -66,6 +66,8 @@ def test_with_rules_the_order_of_fields_does_not_count() -> None:
         ({"price": None, "a": 1}, {"watch": ("price",)}, "'price' is empty: its selector"),
         ({"price": " "}, {"watch": ("price",)}, "'price' is empty"),
         ({"price": []}, {"watch": ("price",)}, "'price' is empty"),
+        ({"price": ["", None, " "]}, {"watch": ("price",)}, "'price' is empty"),
+        ({"price": "\u200b\u00a0"}, {"watch": ("price",)}, "'price' is empty"),
         ({"prize": 1}, {"watch": ("price",)}, "'price' is missing in the result: there are prize"),
         ({}, {"watch": ("price",)}, "there are none"),
         ("text", {"watch": ("price",)}, "of type str and has no field 'price'"),
@@ -120,6 +122,12 @@ def test_of_a_long_result_the_beginning_is_kept_and_all_of_it_counts(
     text = msgspec.msgpack.decode(view.kept)
     assert text.startswith("ää" if isinstance(value, str) else '["text", "text"')
     assert seen(value[:-1], **rules).digest != view.digest
+
+
+def test_a_long_result_may_have_keys_that_json_cannot_have() -> None:
+    view = seen({b"key": "x" * VIEW_BYTES_MAX})
+    assert view.kept is not None
+    assert msgspec.msgpack.decode(view.kept).startswith("{b'key': 'xxx")
 
 
 def test_patterns_are_in_slashes() -> None:
