@@ -443,6 +443,108 @@ def test_changes_are_listed_and_a_history_shows_the_diff(
     context.close()
 
 
+def test_a_schedule_is_added_run_edited_paused_and_removed(
+    fleet: Any, page: Page, shot: Callable[..., None]
+) -> None:
+    """What is wrong is said with its value, and nothing that was typed is lost."""
+    page.get_by_role("button", name="Add", exact=True).click()
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    form = page.locator("#schedule")
+    expect(page.get_by_label("Name", exact=True)).to_be_focused()
+    page.get_by_label("Name", exact=True).fill("kites")
+    page.get_by_label("Task", exact=True).fill("shops.check")
+    page.get_by_label("Every").fill("5x")
+    page.get_by_label("Arguments").fill('{"shop": ')
+    page.locator("#schedule-save").click()
+    expect(page.locator("#schedule-error")).to_contain_text("Arguments: not JSON")
+    page.get_by_label("Arguments").fill('{"shop": "a", "seconds": 0}')
+    page.get_by_label("Other keys").fill('{"catch_up": "some"}')
+    page.locator("#schedule-save").click()
+    expect(page.locator("#schedule-error")).to_contain_text("every")
+    expect(page.locator("#schedule-error")).to_contain_text("5x")
+    expect(page.locator("#schedule-error")).to_contain_text("catch_up")
+    shot(page, "schedule-form")
+    page.get_by_label("Every").fill("5m")
+    page.get_by_label("Other keys").fill("")
+    page.locator("#schedule-save").click()
+    expect(form).to_be_hidden()
+    expect(page.locator("#toast")).to_contain_text("schedule kites was added")
+    row = page.locator('#schedules [data-key="kites"]')
+    expect(row).to_contain_text("every 5m")
+    row.click()
+    body, foot = page.locator("#detail-body"), page.locator("#detail-foot")
+    expect(body).to_contain_text("at run time")
+    expect(body).to_contain_text('"shop": "a"')
+    foot.get_by_role("button", name="Run now").click()
+    confirm(page)
+    expect(body).to_contain_text("succeeded")
+    foot.get_by_role("button", name="Pause").click()
+    confirm(page)
+    expect(body.locator(".tag").first).to_have_text("paused")
+    shot(page, "schedule")
+    foot.get_by_role("button", name="Edit").click()
+    expect(page.get_by_label("Name", exact=True)).not_to_be_editable()
+    page.get_by_label("Every").fill("")
+    page.get_by_label("or cron").fill("30 2 * * *")
+    page.locator("#schedule-save").click()
+    expect(form).to_be_hidden()
+    expect(body).to_contain_text('"cron": "30 2 * * *"')
+    expect(body).to_contain_text('"shop": "a"')
+    told = json.loads(fleet.ctl("--json", "schedule").stdout)["schedules"]
+    [kites] = [each for each in told if each["name"] == "kites"]
+    assert kites["state"] == "paused"
+    assert kites["when"].startswith("30 2 * * *")
+    foot.get_by_role("button", name="Resume").click()
+    confirm(page)
+    expect(body.locator(".tag").first).to_have_text("active")
+    foot.get_by_role("button", name="Remove").click()
+    confirm(page)
+    expect(page.locator("#detail")).to_be_hidden()
+    expect(row).to_have_count(0)
+    assert '"kites"' not in fleet.ctl("--json", "schedule").stdout
+
+
+def test_a_schedule_of_the_configuration_is_read_only_and_says_so(
+    fleet: Any, page: Page, shot: Callable[..., None]
+) -> None:
+    unlock(page)
+    page.locator('#schedules [data-key="hourly"]').focus()
+    page.keyboard.press("Enter")
+    body, foot = page.locator("#detail-body"), page.locator("#detail-foot")
+    expect(body).to_contain_text(str(fleet.config_path))
+    expect(body).to_contain_text("read-only here")
+    expect(foot.get_by_role("button", name="Run now")).to_be_visible()
+    expect(foot.get_by_role("button", name="Pause")).to_be_visible()
+    expect(foot.get_by_role("button", name="Edit")).to_have_count(0)
+    expect(foot.get_by_role("button", name="Remove")).to_have_count(0)
+    shot(page, "schedule-of-file")
+
+
+def test_the_form_of_a_schedule_fits_a_phone(
+    fleet: Any, browser: Browser, shot: Callable[..., None]
+) -> None:
+    context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme="dark")
+    page = context.new_page()
+    page.goto(fleet.url)
+    unlock(page)
+    page.get_by_role("button", name="Add", exact=True).click()
+    assert page.evaluate("document.querySelector('#schedule').scrollWidth") <= 360
+    shot(page, "schedule-form-phone")
+    page.locator("#schedule-save").click()
+    expect(page.locator("#schedule-error")).to_be_visible()
+    expect(page.locator("#schedule-save")).to_be_in_viewport()
+    shot(page, "schedule-form-error-phone")
+    page.keyboard.press("Escape")
+    page.locator('#schedules [data-key="hourly"]').click()
+    assert page.evaluate("document.querySelector('#detail').scrollWidth") <= 360
+    shot(page, "schedule-phone")
+    page.keyboard.press("Escape")
+    page.locator("#h-schedules").scroll_into_view_if_needed()
+    shot(page, "schedules-phone")
+    context.close()
+
+
 def test_a_fleet_that_has_done_nothing_says_how_to_begin(
     muster: Musters,
     browser: Browser,
