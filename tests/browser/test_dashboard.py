@@ -32,6 +32,8 @@ class Jobs(Worker):
 
     @task(max_retries=0)
     def fail(self, ctx, text: str) -> None:
+        ctx.artefact("page.html", "<p>no price")
+        ctx.artefact("console.txt", "TypeError: price is undefined")
         raise ValueError(text)
 
     @task(max_retries=0, target="shop")
@@ -186,6 +188,10 @@ def test_a_dead_task_tells_its_story_and_is_retried(
     row.click()
     expect(page.locator("#detail-body")).to_contain_text("Traceback")
     expect(page.locator("#detail-body img")).to_have_count(0)
+    with page.expect_download() as started:
+        page.locator(".artefacts button", has_text="page.html").first.click()
+    assert started.value.suggested_filename.endswith(".page.html")
+    assert started.value.path().read_text() == "<p>no price"
     shot(page, "task")
 
 
@@ -482,6 +488,7 @@ def test_a_schedule_is_added_run_edited_paused_and_removed(
     foot.get_by_role("button", name="Pause").click()
     confirm(page)
     expect(body.locator(".tag").first).to_have_text("paused")
+    expect(page.locator("#events tr", has_text="schedule.paused")).to_contain_text("kites")
     shot(page, "schedule")
     foot.get_by_role("button", name="Edit").click()
     expect(page.get_by_label("Name", exact=True)).not_to_be_editable()
@@ -532,7 +539,7 @@ def test_the_form_of_a_schedule_fits_a_phone(
     assert page.evaluate("document.querySelector('#schedule').scrollWidth") <= 360
     shot(page, "schedule-form-phone")
     page.locator("#schedule-save").click()
-    expect(page.locator("#schedule-error")).to_be_visible()
+    expect(page.locator("#schedule-error")).to_contain_text("Name: it is missing")
     expect(page.locator("#schedule-save")).to_be_in_viewport()
     shot(page, "schedule-form-error-phone")
     page.keyboard.press("Escape")

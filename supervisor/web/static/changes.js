@@ -52,15 +52,14 @@ export class Changes {
     $("detail-foot").replaceChildren();
     if (!$("detail").open) $("detail").showModal();
     $("detail-body").focus();
-    let told, problem = "";
+    let told;
     try {
-      const answer = await fetch(`/api/history?${new URLSearchParams({ name })}`, { headers: actions.credentials(), cache: "no-store" });
-      told = await answer.json();
-      if (!answer.ok) problem = told.error;
-    } catch {
-      problem = "The web process does not respond.";
+      told = await actions.told("/api/history", { name });
+    } catch (error) {
+      $("detail-body").replaceChildren(el("p", { class: "empty bad" }, error.message));
+      return;
     }
-    if (problem) { $("detail-body").replaceChildren(el("p", { class: "empty bad" }, problem)); return; }
+    if ($("detail-title").textContent !== `History of ${name}`) return; // another one was opened meanwhile
     const hint = told.entitled ? null : el("p", { class: "dim small" }, actions.possible() ? "Unlock actions to see the diffs." : `Diffs: musterctl changes ${name} --diff`);
     const rows = told.rows.length ? told.rows.map((row) => this.#entry(row)) : [el("p", { class: "empty" }, "No results yet.")];
     $("detail-body").replaceChildren(...[hint, ...rows].filter((each) => each));

@@ -312,14 +312,14 @@ function events() {
   say($("events-empty"), "No events yet.");
   const seen = new Map();
   const pairs = rows.map((row) => {
-    const key = `${row.at} ${row.event} ${row.worker ?? ""} ${row.task ?? ""}`;
+    const key = `${row.at} ${row.event} ${row.worker ?? row.schedule ?? ""} ${row.task ?? ""}`;
     const times = (seen.get(key) ?? 0) + 1;
     seen.set(key, times);
     return [`${key} ${times}`, row];
   });
   reconcile($("events").tBodies[0], pairs, (row) => {
     const why = row.reason ?? row.task ?? "";
-    return el("tr", { class: row.level ?? "" }, el("td", { title: moment(row.at) }, clock(row.at)), el("td", { title: row.event }, row.event), el("td", {}, row.worker ?? row.pool ?? row.target ?? ""), el("td", { class: "dim", title: why }, why));
+    return el("tr", { class: row.level ?? "" }, el("td", { title: moment(row.at) }, clock(row.at)), el("td", { title: row.event }, row.event), el("td", {}, row.worker ?? row.schedule ?? row.pool ?? row.target ?? ""), el("td", { class: "dim", title: why }, why));
   }, () => {});
 }
 

@@ -58,15 +58,15 @@ export class Schedules {
     if (!this.live.state?.more_schedules || !this.#words().length) { this.found = null; this.problem = ""; this.#list(); return; }
     this.timer = setTimeout(async () => {
       const q = $("schedule-words").value;
+      let found = { rows: [], found: 0 };
+      let problem = "";
       try {
-        const answer = await fetch(`/api/schedules?${new URLSearchParams({ q })}`, { cache: "no-store" });
-        const told = await answer.json();
-        if (q !== $("schedule-words").value) return;
-        this.problem = answer.ok ? "" : told.error;
-        this.found = answer.ok ? told : { rows: [], found: 0 };
-      } catch {
-        this.problem = "The web process does not respond.";
+        found = await actions.told("/api/schedules", { q });
+      } catch (error) {
+        problem = error.message;
       }
+      if (q !== $("schedule-words").value) return; // more was typed meanwhile
+      Object.assign(this, { found, problem });
       this.#list();
     }, pause);
   }
@@ -129,10 +129,7 @@ export class Schedules {
   }
 
   async #keys(name) {
-    const answer = await fetch(`/api/schedule?${new URLSearchParams({ name })}`, { headers: actions.credentials(), cache: "no-store" });
-    const told = await answer.json();
-    if (!answer.ok) throw new Error(told.error);
-    return told.keys;
+    return (await actions.told("/api/schedule", { name })).keys;
   }
 
   #detail() {
@@ -240,6 +237,7 @@ export class Schedules {
     save.disabled = true;
     say($("schedule-error"), "");
     try {
+      if (!$("s-name").value.trim()) throw new Error("Name: it is missing: give one, such as kites");
       const empty = Object.fromEntries(Object.keys(first).map((key) => [key, ""]));
       const { keys, unset } = this.#changed(name ? first : empty);
       if (name) await actions.act({ action: "schedule.edit", name, keys, unset });
