@@ -133,8 +133,7 @@ class AddSchedule(_ScheduleAction, frozen=True, tag="schedule.add"):
         return rpc.PutSchedules([rpc.NewSchedule(self.name, self.keys)], replace=False)
 
     def outcome(self, answered: Raw) -> str:
-        if refused := msgspec.json.decode(answered, type=SchedulesPut).refused:
-            raise rpc.RpcError(rpc.INVALID_PARAMS, refused[0].why)
+        _check_put(answered)
         return f"schedule {self.name} was added"
 
     def words(self) -> str:
@@ -161,9 +160,10 @@ class EditSchedule(_ScheduleAction, frozen=True, tag="schedule.edit"):
             raise rpc.RpcError(rpc.INVALID_PARAMS, f"{why}: write it anew, or use {command}")
         before = msgspec.json.decode(answered, type=ScheduleKeys).keys
         kept = {key: value for key, value in before.items() if key not in self.unset}
-        return rpc.PutSchedule(name=self.name, keys=kept | self.keys)
+        return rpc.PutSchedules([rpc.NewSchedule(self.name, kept | self.keys)])
 
-    def outcome(self, _: Raw) -> str:
+    def outcome(self, answered: Raw) -> str:
+        _check_put(answered)
         return f"schedule {self.name} was changed"
 
     def words(self) -> str:
@@ -201,6 +201,12 @@ class ResumeSchedule(_ScheduleAction, frozen=True, tag="schedule.resume"):
 
     def outcome(self, _: Raw) -> str:
         return f"schedule {self.name} goes on"
+
+
+def _check_put(answered: Raw) -> None:
+    """Raise what is wrong with a schedule, each problem on a line."""
+    if refused := msgspec.json.decode(answered, type=SchedulesPut).refused:
+        raise rpc.RpcError(rpc.INVALID_PARAMS, refused[0].why)
 
 
 def _listed(keys: Iterable[str]) -> str:

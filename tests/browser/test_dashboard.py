@@ -449,35 +449,51 @@ def test_changes_are_listed_and_a_history_shows_the_diff(
     context.close()
 
 
-def test_a_schedule_is_added_run_edited_paused_and_removed(
+def test_a_schedule_is_added_and_what_is_wrong_is_said_with_its_value(
     fleet: Any, page: Page, shot: Callable[..., None]
 ) -> None:
-    """What is wrong is said with its value, and nothing that was typed is lost."""
+    """Nothing that was typed is lost."""
     page.get_by_role("button", name="Add", exact=True).click()
     page.get_by_label("Token").fill(TOKEN)
     page.keyboard.press("Enter")
-    form = page.locator("#schedule")
+    error = page.locator("#schedule-error")
     expect(page.get_by_label("Name", exact=True)).to_be_focused()
     page.get_by_label("Name", exact=True).fill("kites")
     page.get_by_label("Task", exact=True).fill("shops.check")
     page.get_by_label("Every").fill("5x")
     page.get_by_label("Arguments").fill('{"shop": ')
     page.locator("#schedule-save").click()
-    expect(page.locator("#schedule-error")).to_contain_text("Arguments: not JSON")
+    expect(error).to_contain_text("Arguments: not JSON")
     page.get_by_label("Arguments").fill('{"shop": "a", "seconds": 0}')
     page.get_by_label("Other keys").fill('{"catch_up": "some"}')
     page.locator("#schedule-save").click()
-    expect(page.locator("#schedule-error")).to_contain_text("every")
-    expect(page.locator("#schedule-error")).to_contain_text("5x")
-    expect(page.locator("#schedule-error")).to_contain_text("catch_up")
+    expect(error).to_contain_text("key 'every': value \"5x\"")
+    expect(error).to_contain_text("key 'catch_up': value \"some\"")
     shot(page, "schedule-form")
     page.get_by_label("Every").fill("5m")
     page.get_by_label("Other keys").fill("")
     page.locator("#schedule-save").click()
-    expect(form).to_be_hidden()
+    expect(page.locator("#schedule")).to_be_hidden()
     expect(page.locator("#toast")).to_contain_text("schedule kites was added")
-    row = page.locator('#schedules [data-key="kites"]')
-    expect(row).to_contain_text("every 5m")
+    expect(page.locator('#schedules [data-key="kites"]')).to_contain_text("every 5m")
+    schedules = fleet.client().schedules
+    assert schedules.get("kites").keys == {
+        "task": "shops.check",
+        "every": "5m",
+        "args": {"shop": "a", "seconds": 0},
+        "notify": "task.changed",
+    }
+    schedules.delete("kites")
+
+
+def test_a_schedule_is_run_paused_edited_and_removed(
+    fleet: Any, page: Page, shot: Callable[..., None]
+) -> None:
+    schedules = fleet.client().schedules
+    args = {"shop": "a", "seconds": 0}
+    schedules.put("lamps", task="shops.check", every="5m", args=args, priority="low")
+    unlock(page)
+    row = page.locator('#schedules [data-key="lamps"]')
     row.click()
     body, foot = page.locator("#detail-body"), page.locator("#detail-foot")
     expect(body).to_contain_text("at run time")
@@ -488,20 +504,18 @@ def test_a_schedule_is_added_run_edited_paused_and_removed(
     foot.get_by_role("button", name="Pause").click()
     confirm(page)
     expect(body.locator(".tag").first).to_have_text("paused")
-    expect(page.locator("#events tr", has_text="schedule.paused")).to_contain_text("kites")
+    expect(page.locator("#events tr", has_text="schedule.paused")).to_contain_text("lamps")
     shot(page, "schedule")
     foot.get_by_role("button", name="Edit").click()
     expect(page.get_by_label("Name", exact=True)).not_to_be_editable()
     page.get_by_label("Every").fill("")
     page.get_by_label("or cron").fill("30 2 * * *")
     page.locator("#schedule-save").click()
-    expect(form).to_be_hidden()
+    expect(page.locator("#schedule")).to_be_hidden()
     expect(body).to_contain_text('"cron": "30 2 * * *"')
-    expect(body).to_contain_text('"shop": "a"')
-    told = json.loads(fleet.ctl("--json", "schedule").stdout)["schedules"]
-    [kites] = [each for each in told if each["name"] == "kites"]
-    assert kites["state"] == "paused"
-    assert kites["when"].startswith("30 2 * * *")
+    found = schedules.get("lamps")
+    kept = {"task": "shops.check", "args": args, "priority": "low"}
+    assert (found.state, found.keys) == ("paused", {**kept, "cron": "30 2 * * *"})
     foot.get_by_role("button", name="Resume").click()
     confirm(page)
     expect(body.locator(".tag").first).to_have_text("active")
@@ -509,7 +523,7 @@ def test_a_schedule_is_added_run_edited_paused_and_removed(
     confirm(page)
     expect(page.locator("#detail")).to_be_hidden()
     expect(row).to_have_count(0)
-    assert '"kites"' not in fleet.ctl("--json", "schedule").stdout
+    assert "lamps" not in [each.name for each in schedules.list()]
 
 
 def test_a_schedule_of_the_configuration_is_read_only_and_says_so(
@@ -526,6 +540,24 @@ def test_a_schedule_of_the_configuration_is_read_only_and_says_so(
     expect(foot.get_by_role("button", name="Edit")).to_have_count(0)
     expect(foot.get_by_role("button", name="Remove")).to_have_count(0)
     shot(page, "schedule-of-file")
+
+
+def test_a_schedule_beyond_those_listed_is_found_and_opened(fleet: Any, page: Page) -> None:
+    schedules = fleet.client().schedules
+    names = [f"site-{number:04}" for number in range(620)]
+    schedules.put_many(
+        {name: {"task": "shops.check", "every": "1h", "enabled": False} for name in names}
+    )
+    try:
+        expect(page.locator("#schedule-count")).to_have_text("the first 500")
+        page.get_by_label("Search schedules").fill("site-0619")
+        row = page.locator("#schedules tbody tr")
+        expect(row).to_have_count(1)
+        row.click()
+        expect(page.locator("#detail-title")).to_have_text("Schedule site-0619")
+        expect(page.locator("#detail-body")).to_contain_text("disabled")
+    finally:
+        schedules.delete(*names)
 
 
 def test_the_form_of_a_schedule_fits_a_phone(
