@@ -106,6 +106,9 @@ def shot(tmp_path: Path) -> Callable[[Page, str], None]:
     return take
 
 
+NO_ANSWER: Any = {"status": 503, "json": {"error": "the supervisor did not answer"}}
+
+
 def unlock(page: Page) -> None:
     page.get_by_role("button", name="Unlock actions").click()
     page.get_by_label("Token").fill(TOKEN)
@@ -416,8 +419,7 @@ def test_changes_are_listed_and_a_history_shows_the_diff(
     expect(rows.first).to_contain_text("kites")
     expect(rows.first).to_contain_text("39.00 € → <img src=x onerror=")
     expect(rows.last).to_contain_text("price 49.00 € → 39.00 €")
-    wrong = {"status": 503, "json": {"error": "the supervisor did not answer"}}
-    page.route("**/api/history?*", lambda route: route.fulfill(**wrong), times=1)
+    page.route("**/api/history?*", lambda route: route.fulfill(**NO_ANSWER), times=1)
     rows.first.click()
     body = page.locator("#detail-body")
     expect(body).to_contain_text("the supervisor did not answer")
