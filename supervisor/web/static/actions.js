@@ -59,20 +59,17 @@ function ask({ title, text, yes, label = "", type = "text", value = "", act }) {
   });
 }
 
-// Returns what the web process answers; throws its error in words. A busy daemon is asked again.
+// Returns what the web process answers; throws its error in words.
 export async function told(path, query) {
-  for (let tries = 3; ; tries -= 1) {
-    let answer, found;
-    try {
-      answer = await fetch(`${path}?${new URLSearchParams(query)}`, { headers: credentials(), cache: "no-store" });
-      found = await answer.json();
-    } catch {
-      throw new Error("The web process does not respond.");
-    }
-    if (answer.ok) return found;
-    if (answer.status !== 504 || tries === 1) throw new Error(found.error ?? `HTTP ${answer.status}`);
-    await new Promise((resolve) => { setTimeout(resolve, 1000); });
+  let answer, found;
+  try {
+    answer = await fetch(`${path}?${new URLSearchParams(query)}`, { headers: credentials(), cache: "no-store" });
+    found = await answer.json();
+  } catch {
+    throw new Error("The web process does not respond.");
   }
+  if (!answer.ok) throw new Error(found.error ?? `HTTP ${answer.status}`);
+  return found;
 }
 
 async function post(path, body, given) {
