@@ -501,6 +501,7 @@ def test_a_schedule_is_run_paused_edited_and_removed(
     schedules.put("lamps", task="shops.check", every="5m", args=args, priority="low")
     unlock(page)
     row = page.locator('#schedules [data-key="lamps"]')
+    page.route("**/api/schedule?*", lambda route: route.fulfill(**NO_ANSWER), times=1)
     row.click()
     body, foot = page.locator("#detail-body"), page.locator("#detail-foot")
     expect(body).to_contain_text("at run time")

@@ -68,8 +68,9 @@ export async function told(path, query) {
   } catch {
     throw new Error("The web process does not respond.");
   }
-  if (!answer.ok) throw new Error(found.error ?? `HTTP ${answer.status}`);
-  return found;
+  if (answer.ok) return found;
+  if (answer.status === 401) keep("");
+  throw new Error(found.error ?? `HTTP ${answer.status}`);
 }
 
 async function post(path, body, given) {

@@ -6,6 +6,7 @@ import { count, duration, moment } from "./format.js";
 import { tag } from "./tasks.js";
 
 const TYPING_MS = 250;
+const RETRY_MS = 2000;
 const KINDS = { active: "t-ok", paused: "t-warning", disabled: "", unusable: "t-bad" };
 const EXAMPLE = { task: "parser.extract", every: "5m", notify: "task.changed", args: { url: "", select: { price: ".price" } } };
 
@@ -58,7 +59,7 @@ export class Schedules {
     if (!this.live.state?.more_schedules || !this.#words().length) { this.found = null; this.problem = ""; this.#list(); return; }
     this.timer = setTimeout(async () => {
       const q = $("schedule-words").value;
-      let found = { rows: [], found: 0 };
+      let found = this.found ?? { rows: [], found: 0 };
       let problem = "";
       try {
         found = await actions.told("/api/schedules", { q });
@@ -114,18 +115,24 @@ export class Schedules {
     if (!$("detail").open) $("detail").showModal();
     this.shown = name;
     this.keys = null;
-    $("detail-body").told = "";
+    $("detail-body").told = $("detail-foot").told = "";
     this.#detail();
     $("detail-body").focus();
     this.#load(name);
   }
 
+  // Shows the keys, unless the dialog was closed or shows something else by now.
   async #load(name) {
     if (!actions.unlocked() || this.#row(name)?.origin) return;
+    const loading = this.loading = {};
+    let keys = null;
     try {
-      const keys = await this.#keys(name);
-      if (this.shown === name) { this.keys = keys; this.#detail(); }
-    } catch { /* It was removed, or the web process is gone: the list says so. */ }
+      keys = await this.#keys(name);
+    } catch { /* It was removed, which the list will say, or the daemon is busy. */ }
+    if (this.loading !== loading || this.shown !== name) return;
+    if (!keys) { setTimeout(() => { if (this.loading === loading && this.shown === name) this.#load(name); }, RETRY_MS); return; }
+    this.keys = keys;
+    this.#detail();
   }
 
   async #keys(name) {
@@ -145,20 +152,24 @@ export class Schedules {
     const parts = [el("dl", { class: "facts" }, ...facts.flatMap(([key, value]) => [el("dt", {}, key), el("dd", {}, value instanceof Node ? value : String(value))]))];
     if (this.keys) parts.push(el("h3", {}, "Keys"), el("pre", {}, json.write(this.keys)));
     if (row.origin) parts.push(el("p", { class: "dim small" }, "A schedule of the configuration is read-only here: edit the file, then reload. It can be run and paused."));
-    else if (!this.keys) parts.push(el("p", { class: "dim small" }, actions.possible() ? "Unlock actions to see its keys." : `Its keys: musterctl --json schedule`));
+    else if (!this.keys) parts.push(el("p", { class: "dim small" }, actions.unlocked() ? "Loading its keys" : actions.possible() ? "Unlock actions to see its keys." : "Its keys are shown to those with the token of http.token_file."));
     say($("detail-title"), `Schedule ${row.name}`);
-    const state = JSON.stringify([row, this.keys, actions.possible()]);
-    if ($("detail-body").told === state) return; // nothing flickers, focus stays
+    const buttons = JSON.stringify([row.state, Boolean(row.origin), Boolean(row.last_task), actions.possible()]);
+    if ($("detail-foot").told !== buttons) { // else they stay, with the focus
+      $("detail-foot").told = buttons;
+      $("detail-foot").replaceChildren(...this.#buttons(row));
+    }
+    const state = JSON.stringify([row, this.keys, actions.possible(), actions.unlocked()]);
+    if ($("detail-body").told === state) return; // nothing flickers
     $("detail-body").told = state;
     $("detail-body").replaceChildren(...parts);
-    $("detail-foot").replaceChildren(...this.#buttons(row));
   }
 
   #buttons(row) {
     const { name } = row;
     const button = (label, act) => el("button", { type: "button", onclick: act }, label);
     const looks = [button("History", () => this.changes.open(name))];
-    if (row.last_task) looks.push(button("Last run", () => this.tasks.open(row.last_task)));
+    if (row.last_task) looks.push(button("Last run", () => this.tasks.open(this.#row(name).last_task)));
     for (const each of looks) each.addEventListener("click", () => { this.shown = ""; });
     if (!actions.possible()) return looks;
     const then = async (done) => { if (await done && this.shown === name && !this.keys) this.#load(name); };
