@@ -37,8 +37,8 @@ COLUMNS_SHOWN_MAX = 20  # in a problem
 SEPARATORS = ",;\t"  # of cells, the first that the first line has: spreadsheets differ by country
 ROW = "row"  # a column that every table has: the number of the row
 
-# {column}; doubled braces stand for one.
-_PLACE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
+# {column}; doubled braces stand for one. Others that name no column stay, as in `[0-9]{3}`.
+_PLACE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 Row = dict[str, Any]
 
@@ -194,6 +194,8 @@ def _filled(value: Any, row: Row) -> Any:
 
 
 def _cell(column: str, row: Row) -> Any:
+    if column not in row and not column.isidentifier():
+        return f"{{{column}}}"
     if column not in row:
         known = ", ".join(list(row)[:COLUMNS_SHOWN_MAX])
         raise Unusable(f"has no column '{column}': known are {known}; write {{{{ for a brace")
