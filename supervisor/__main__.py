@@ -166,7 +166,9 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
     problems += machine_problems_of(loaded.config, loaded.origins)
     if problems:
         _fail(EXIT_CONFIGURATION, "\n".join(dict.fromkeys(problems)))
-    click.echo(f"the configuration is valid: {len(loaded.config.pools)} pool(s)")
+    made = loaded.config
+    schedules = f", {len(made.schedule)} schedule(s)" if made.schedule else ""
+    click.echo(f"the configuration is valid: {len(made.pools)} pool(s){schedules}")
 
 
 @main.command("show-config")

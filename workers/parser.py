@@ -228,6 +228,10 @@ class ParserWorker(Worker):
             return await self._send(ctx, by_pool)
         if self._rules.need_address:
             raise AddressRefused(PROXY_RESOLVES)
+        # A target's list may have some for its browsers alone.
+        entries = [entry for entry in entries if not entry.startswith("socks")]
+        if not entries:
+            raise BadRequest("proxies has none but SOCKS, which only browsers can use: add others")
         site = host_of(request.url)
         problem: ProxyFailed | None = None
         for proxy in self._proxies.usable(entries, site, ctx.secret):

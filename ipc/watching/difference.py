@@ -11,6 +11,11 @@ DIFF_LINES_MAX = 2000  # of each side: the time to compare grows with their prod
 SUMMARY_CHARS_MAX = 200
 VALUE_CHARS_MAX = 40  # of a value in a summary
 FIELDS_MAX = 3  # in a summary
+LEAD_CHARS = 10  # of what is the same before a difference
+# Of longer values the lines are not counted: the daemon's loop makes summaries.
+COUNTED_CHARS_MAX = 32 * 1024
+NOTHING = "nothing"
+STEP_CHARS = 4096  # that are compared at once
 
 
 class FieldChange(Struct, frozen=True):
@@ -48,27 +53,55 @@ def summary(before: Any, after: Any) -> str:
     fields = changed_fields(before, after)
     if fields:
         parts = [
-            f"{_short(name)} {_short(each.before)} → {_short(each.after)}"
+            f"{_short(name)} {_difference(each.before, each.after)}"
             for name, each in list(fields.items())[:FIELDS_MAX]
         ]
         more = len(fields) - len(parts)
         text = ", ".join(parts) + (f" and {more} more" if more else "")
-    elif _is_short(before) and _is_short(after):
-        text = f"{_short(before)} → {_short(after)}"
     else:
-        text = _counted(before, after)
+        text = _difference(before, after)
     return text if len(text) <= SUMMARY_CHARS_MAX else f"{text[: SUMMARY_CHARS_MAX - 1]}…"
 
 
-def _counted(before: Any, after: Any) -> str:
-    """Return how many lines came and went, in a time that grows with the texts alone."""
-    old, new = (Counter(line.rstrip(",") for line in _lines(each)) for each in (before, after))
+def _difference(before: Any, after: Any) -> str:
+    """Return both values if they are short, else what came and went of their lines."""
+    texts = _text(before), _text(after)
+    short = _is_short(before) and _is_short(after)
+    if short or NOTHING in texts or max(map(len, texts)) > COUNTED_CHARS_MAX:
+        return _pair(*texts)
+    old, new = Counter(_pieces(before)), Counter(_pieces(after))
     came, went = list((new - old).elements()), list((old - new).elements())
+    if len(came) == len(went) == 1:
+        return _pair(*went, *came)
     if not came and not went:
         return "the order has changed"
-    first = _short((came or went)[0].strip())
     lines = f"+{len(came)} −{len(went)} lines"
-    return f"{lines}: {first}" if first else lines
+    first = (came or went)[0]
+    shown = _short(first) if first else ""
+    return f"{lines}: {shown}" if shown else lines
+
+
+def _pair(old: str, new: str) -> str:
+    """Return both texts; long ones from shortly before they differ."""
+    if max(len(old), len(new)) > VALUE_CHARS_MAX:
+        start = max(0, _same(old, new) - LEAD_CHARS)
+        old, new = (f"…{text[start:]}" if start else text for text in (old, new))
+    return f"{_short(old)} → {_short(new)}"
+
+
+def _same(old: str, new: str) -> int:
+    """Return how many characters at the beginning are the same."""
+    end = min(len(old), len(new))
+    parts = (slice(at, at + STEP_CHARS) for at in range(0, end, STEP_CHARS))
+    at = next((each.start for each in parts if old[each] != new[each]), end)
+    return next((each for each in range(at, end) if old[each] != new[each]), end)
+
+
+def _pieces(value: Any) -> list[str]:
+    """Return the lines of a value, or the texts of a list of texts."""
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return [" ".join(each.split()) for each in value]
+    return [line.strip().rstrip(",") for line in _lines(value)]
 
 
 def _lines(value: Any) -> list[str]:
@@ -90,12 +123,15 @@ def _is_short(value: Any) -> bool:
     return not isinstance(value, dict | list)
 
 
+def _text(value: Any) -> str:
+    if value is None or value == "":
+        return NOTHING
+    return value if isinstance(value, str) else _json(value)
+
+
 def one_line(value: Any, chars_max: int = SUMMARY_CHARS_MAX) -> str:
     """Return a result in one line, cut where it is longer."""
-    if value is None or value == "":
-        return "nothing"
-    text = value if isinstance(value, str) else _json(value)
-    text = text[: 10 * chars_max]  # spaces may be many
+    text = _text(value)[: 10 * chars_max]  # spaces may be many
     text = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return text if len(text) <= chars_max else f"{text[: chars_max - 1]}…"
 

@@ -20,7 +20,9 @@ import unicodedata
 
 TEXT_CHARS_MAX = 200  # a longer text is no number, whatever is in it
 
-_MINUS = str.maketrans(dict.fromkeys("‐‑‒–—−", "-") | {"’": "'", "ʼ": "'", "`": "'"})
+_SIGNS = str.maketrans(
+    dict.fromkeys("‐‑‒–—−", "-") | {"’": "'", "ʼ": "'", "`": "'", "٫": ".", "٬": "'"}
+)
 # Digits with single signs between them; a space counts if three digits follow.
 _NUMBER = re.compile(r"\d+(?:(?:[.,']| (?=\d{3}(?!\d)))\d+)*")
 _ROUNDED = re.compile(r" ?(?:[kKMB]|(?i:mio|mrd|tsd|mn|bn|тыс|млн|млрд))(?!\w)")
@@ -37,7 +39,9 @@ def parse_number(value: object) -> float | None:
         return _finite(value)
     if len(value) > TEXT_CHARS_MAX:
         return None
-    text = unicodedata.normalize("NFKC", value).translate(_MINUS)
+    if any(each.isdigit() and not each.isdecimal() for each in value):  # `49⁹⁹` is not 4999
+        return None
+    text = unicodedata.normalize("NFKC", value).translate(_SIGNS)
     text = re.sub(r"\s+", " ", text)
     found = list(_NUMBER.finditer(text))
     if len(found) != 1 or _ROUNDED.match(text, found[0].end()):

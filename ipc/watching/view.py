@@ -8,6 +8,7 @@ import json
 import re
 from hashlib import sha256
 from typing import Any
+from unicodedata import category
 
 import msgspec
 
@@ -18,6 +19,8 @@ from musterd.ipc.wire.messages import VIEW_BYTES_MAX, VIEW_NUMBERS_MAX, View
 
 FIELDS_SHOWN_MAX = 10  # in a message
 CHARS_SHOWN_MAX = 80
+# Categories of characters that nobody sees: pages leave a zero-width space where a price was.
+BLANK = frozenset(("Cc", "Cf", "Zs", "Zl", "Zp"))
 
 _decode = msgspec.msgpack.Decoder().decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -103,8 +106,14 @@ def _numbers(part: Any) -> dict[str, float]:
 
 def _is_empty(value: Any) -> bool:
     if isinstance(value, str):
-        return not value.strip()
-    return value is None or (isinstance(value, list | dict | bytes) and not value)
+        return _is_blank(value)
+    if isinstance(value, list):  # `[]` in a selector: elements without a text
+        return all(each is None or (isinstance(each, str) and _is_blank(each)) for each in value)
+    return value is None or (isinstance(value, dict | bytes) and not value)
+
+
+def _is_blank(text: str) -> bool:
+    return all(category(each) in BLANK for each in text)
 
 
 def _has_nothing(value: Any) -> bool:
@@ -114,7 +123,7 @@ def _has_nothing(value: Any) -> bool:
     """
     if isinstance(value, dict):
         return bool(value) and all(_is_empty(each) for each in value.values())
-    return value is None or (isinstance(value, str) and not value.strip())
+    return value is None or (isinstance(value, str) and _is_blank(value))
 
 
 def _canonical(part: Any) -> bytes:
@@ -129,7 +138,10 @@ def _kept(part: Any, encoded: bytes, data: bytes) -> tuple[bytes | None, bool]:
     """Return what history keeps of the watched part, and whether that is only its beginning."""
     if len(encoded) <= VIEW_BYTES_MAX:
         return (None if encoded == data else encoded), False
-    text = part if isinstance(part, str) else json.dumps(part, ensure_ascii=False, default=str)
+    try:
+        text = part if isinstance(part, str) else json.dumps(part, ensure_ascii=False, default=str)
+    except TypeError:  # keys that JSON cannot have
+        text = repr(part)
     room = VIEW_BYTES_MAX - 8  # for the length of the text
     return _encode(text.encode("utf-8", "replace")[:room].decode("utf-8", "ignore")), True
 

@@ -28,6 +28,7 @@ FILE_BYTES_MAX = 16 * 1024 * 1024
 ATTEMPT_BYTES_MAX = 32 * 1024 * 1024
 BLOCK_BYTES = 4096  # what a file takes on a disk is a multiple of this
 TOKEN_BYTES = 4
+FUTURE_NS = 60 * 10**9  # an entry so far ahead is from a time when the clock was wrong
 _ENTRY = re.compile(r"([0-9a-f]{32})\.(\d{1,10})\.(\d{1,20})\.(\d{1,12})\.([0-9a-f]{8})")
 
 
@@ -77,15 +78,22 @@ def publish(keep: Keep, task_id: str, attempt: int, staged: Path, now_ns: int) -
 
 
 def trim(keep: Keep, now_ns: int) -> int:
-    """Remove the oldest entries beyond a limit; return how many. Others may do so meanwhile."""
-    newest_first = sorted(entries(keep.folder), key=lambda each: each.wall_ns, reverse=True)
+    """Remove the oldest entries beyond a limit; return how many. Others may do so meanwhile.
+
+    Entries of the future are the first to go: else new ones would, until their time has come.
+    """
+    found = [
+        (each.wall_ns <= now_ns + FUTURE_NS, each.wall_ns, each) for each in entries(keep.folder)
+    ]
+    found.sort(key=lambda each: each[:2], reverse=True)
     total, removed = 0, 0
-    for number, each in enumerate(newest_first, 1):
-        total += each.bytes
-        too_old = now_ns - each.wall_ns > keep.age_ns
-        if number > keep.count or total > keep.bytes or too_old:
+    for number, (_, wall_ns, each) in enumerate(found, 1):
+        too_old = now_ns - wall_ns > keep.age_ns
+        if number > keep.count or total + each.bytes > keep.bytes or too_old:
             _remove(each)
             removed += 1
+        else:
+            total += each.bytes
     return removed
 
 

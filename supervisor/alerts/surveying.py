@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Literal
 
 import msgspec
 from msgspec import Raw
@@ -18,6 +19,8 @@ from musterd.supervisor.api.status import (
     WorkerStatus,
 )
 
+LISTED: tuple[Literal["paused", "stale"], ...] = ("paused", "stale")  # states of schedules
+
 Then = Callable[[Survey, int, float], None]  # the daemon's pid and start time
 
 
@@ -27,12 +30,16 @@ class Surveyor:
         self._number = 0
         self._memory = MemoryStatus(enabled=False, level="normal", stage="normal")
         self._breakers = BreakerList(breakers=[])
-        self._paused = self._stale = ScheduleList(schedules=[])
+        self._schedules: dict[str, set[str]] = {}
 
     def ask(self, asking: Asking) -> None:
-        """Send requests; answers come in the same order, so the last one completes the survey."""
+        """Send requests; answers come in the same order, so the last one completes the survey.
+
+        Schedules come in portions, of which all are asked for: one that is not listed is well.
+        """
         self._number += 1
         number = self._number
+        self._schedules = {state: set() for state in LISTED}
 
         def memory(result: Raw) -> None:
             self._memory = msgspec.json.decode(result, type=MemoryStatus)
@@ -40,11 +47,22 @@ class Surveyor:
         def breakers(result: Raw) -> None:
             self._breakers = msgspec.json.decode(result, type=BreakerList)
 
-        def paused(result: Raw) -> None:
-            self._paused = msgspec.json.decode(result, type=ScheduleList)
+        def list_next(place: int, after: str = "") -> None:
+            def listed(result: Raw) -> None:
+                if number != self._number or asking.gone:
+                    return
+                answer = msgspec.json.decode(result, type=ScheduleList)
+                names = [each.name for each in answer.schedules]
+                self._schedules[LISTED[place]].update(names)
+                if answer.more and names:
+                    list_next(place, names[-1])
+                else:
+                    list_next(place + 1)
 
-        def stale(result: Raw) -> None:
-            self._stale = msgspec.json.decode(result, type=ScheduleList)
+            if place < len(LISTED):
+                asking.ask(rpc.ListSchedules(after=after, state=LISTED[place]), listed)
+            else:
+                asking.ask(rpc.Status(), status)
 
         def status(result: Raw) -> None:
             if number == self._number:
@@ -52,9 +70,7 @@ class Surveyor:
 
         asking.ask(rpc.ShowMemory(), memory)
         asking.ask(rpc.ListBreakers(), breakers)
-        asking.ask(rpc.ListSchedules(state="paused"), paused)
-        asking.ask(rpc.ListSchedules(state="stale"), stale)
-        asking.ask(rpc.Status(), status)
+        list_next(0)
 
     def _made(self, fleet: FleetStatus) -> None:
         workers = [worker for pool in fleet.pools for worker in pool.workers]
@@ -65,8 +81,8 @@ class Surveyor:
             pauses={each.name: each.halt for each in both if each.halt},
             reasons={each.name: each.reason for each in both if each.reason},
             breakers={each.target: each.state for each in self._breakers.breakers},
-            paused=frozenset(each.name for each in self._paused.schedules),
-            stale=frozenset(each.name for each in self._stale.schedules),
+            paused=frozenset(self._schedules["paused"]),
+            stale=frozenset(self._schedules["stale"]),
             stage=self._memory.stage,
             problem=fleet.problem,
             web=fleet.web.state if fleet.web is not None else "",

@@ -54,6 +54,12 @@ LONG_CHARS = 40  # a longer text has a diff: the summary has no room for it
 NAMED_MAX = 3  # schedules in a title
 PART_CHARS = 10  # for " (2/3)"
 AGAIN = " (again)"
+# Control characters of sites, and signs that turn the order of letters around: some services refuse
+# them, and terminals obey them.
+_UNSAFE = dict.fromkeys(
+    [*range(0x20), *range(0x7F, 0xA0), 0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F)], " "
+) | dict.fromkeys(range(0x2066, 0x206A), " ")
+_UNSAFE = {sign: text for sign, text in _UNSAFE.items() if chr(sign) not in "\n\t"}
 
 
 class Room(Struct, frozen=True):
@@ -73,13 +79,13 @@ class Text(Struct, frozen=True):
 
 def texts(message: Message, host: str, destination: Destination, room: Room) -> list[Text]:
     """Return the message as the service has room for it: in one part, if its lines fit."""
-    head = title(message, host, destination)
+    head = " ".join(title(message, host, destination).translate(_UNSAFE).split())
     head_room = room.title or min(250, room.body)
     body_room = room.body if room.title else room.body - min(len(head), head_room) - PART_CHARS
     blocks = _blocks(message, host, destination)
     parts: list[tuple[str, int]] = [("", 0)]
     for block in blocks:
-        fitted = _cut(block, body_room)
+        fitted = _cut(block.translate(_UNSAFE), body_room)
         text, count = parts[-1]
         if text and len(text) + 1 + len(fitted) > body_room:
             parts.append((fitted, 1))
@@ -116,7 +122,7 @@ def _blocks(message: Message, host: str, destination: Destination) -> list[str]:
 def _with_details(message: Message, text: str, room: int) -> str:
     """Return the text with the diffs of its changes, as far as there is room."""
     for change in message.changes:
-        diff = diff_of(change)
+        diff = diff_of(change).translate(_UNSAFE)
         left = room - len(text) - 2
         if diff and left >= LONG_CHARS:
             named = "" if len(message.changes) == 1 else f"{change.schedule}:\n"

@@ -13,6 +13,7 @@ and told with its origin as if somebody had written it.
 """
 
 import csv
+import io
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -33,10 +34,11 @@ from musterd.supervisor.config.sources import (
 FOREACH = "foreach"
 ROWS_MAX = 10_000
 COLUMNS_SHOWN_MAX = 20  # in a problem
+SEPARATORS = ",;\t"  # of cells, the first that the first line has: spreadsheets differ by country
 ROW = "row"  # a column that every table has: the number of the row
 
-# {column}; doubled braces stand for one.
-_PLACE = re.compile(r"\{\{|\}\}|\{([A-Za-z_][A-Za-z0-9_]*)\}")
+# {column}; doubled braces stand for one. Others that name no column stay, as in `[0-9]{3}`.
+_PLACE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")
 
 Row = dict[str, Any]
 
@@ -145,7 +147,9 @@ def _csv_rows(name: str, origin: str) -> Iterator[tuple[str, Row]]:
 def table_rows(text: str) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield the rows of CSV text with the numbers of their lines; Unusable if it is none."""
     try:
-        lines = csv.reader(text.splitlines(), strict=True)
+        first = text.partition("\n")[0]
+        sign = next((each for each in SEPARATORS if each in first), SEPARATORS[0])
+        lines = csv.reader(io.StringIO(text, newline=""), delimiter=sign, strict=True)
         head = [each.strip() for each in next(lines, [])]
         if not head or not all(head) or len(set(head)) < len(head):
             raise Unusable("needs a first line with the names of its columns, each once")
@@ -190,6 +194,8 @@ def _filled(value: Any, row: Row) -> Any:
 
 
 def _cell(column: str, row: Row) -> Any:
+    if column not in row and not column.isidentifier():
+        return f"{{{column}}}"
     if column not in row:
         known = ", ".join(list(row)[:COLUMNS_SHOWN_MAX])
         raise Unusable(f"has no column '{column}': known are {known}; write {{{{ for a brace")

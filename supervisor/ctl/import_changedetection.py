@@ -222,7 +222,7 @@ def _every(interval: Any) -> str:
         return ""
     try:
         seconds = sum(int(interval.get(unit) or 0) * each for unit, each in _SECONDS.items())
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # infinity
         return ""
     return f"{seconds}s" if seconds > 0 else ""
 

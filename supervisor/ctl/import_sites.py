@@ -177,7 +177,8 @@ def _tell(entries: list[Entry], *, dry_run: bool) -> None:
     verbs = ("would make", "refuse") if dry_run else ("made", "refused")
     noted = sum(bool(entry.notes and not entry.problems) for entry in entries)
     lacking = f"; {noted} of them lack something" if noted else ""
-    emit(f"{verbs[0]} {made} schedules{lacking}, {verbs[1]} {refused}")
+    plural = "" if made == 1 else "s"
+    emit(f"{verbs[0]} {made} schedule{plural}{lacking}, {verbs[1]} {refused}")
 
 
 def _shown(entry: Entry) -> Iterator[str]:

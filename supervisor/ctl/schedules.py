@@ -170,10 +170,15 @@ def _table(found: ScheduleList) -> str:
         for each in found.schedules
         if each.skipped_why
     ]
+    failing = [
+        f"{each.name}: its last {each.failures} runs failed: musterctl task {each.last_task}"
+        for each in found.schedules
+        if each.stale
+    ]
     problems = [
         printable(line) for each in found.schedules for line in each.problem.splitlines() if line
     ]
-    return "\n".join([table, *map(printable, skipped), *problems])
+    return "\n".join([table, *map(printable, [*skipped, *failing]), *problems])
 
 
 def _row(status: ScheduleStatus) -> list[str]:

@@ -84,7 +84,9 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Format a number of bytes in the units of the configuration: 512K, 82M, 3.9G."""
+    """Format a number of bytes in the units of the configuration: 312B, 512K, 82M, 3.9G."""
+    if 0 < count < 1000:
+        return f"{count:.0f}B"
     value = count / 1024
     for unit in "KMGT":
         if value < 1000 or unit == "T":

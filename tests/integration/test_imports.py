@@ -65,10 +65,10 @@ def test_a_site_of_each_kind_is_imported_and_runs(daemon: Muster, url: str, tmp_
     watches.write_text(json.dumps({"watching": {"uuid": watch}}))
     would = imported(daemon, str(table), "--dry-run")
     assert "sheet: parser.extract, every 5m\n" in would
-    assert "would make 1 schedules, refuse 0" in would
+    assert "would make 1 schedule, refuse 0" in would
     assert names(daemon).keys() == {"ours"}
 
-    assert imported(daemon, str(table)) == "made 1 schedules, refused 0\n"
+    assert imported(daemon, str(table)) == "made 1 schedule, refused 0\n"
     imported(daemon, str(jobs), "--every", "7m")
     assert 'watch 1 (a-watch): tags = ["x"] is lost' in imported(daemon, str(watches))
     found = names(daemon)
@@ -107,7 +107,7 @@ def test_what_is_refused_is_told_by_entry_and_the_others_are_made(
         "none,,,,,\n"
     )
     said = " ".join(imported(daemon, str(table), code=1).split())
-    assert "made 1 schedules, refused 6" in said
+    assert "made 1 schedule, refused 6" in said
     assert "line 3 (slow): refused: key 'every': value \"5x\" has the unit" in said
     assert "line 4 (typo): refused: key 'evry': unknown key: did you mean 'every'" in said
     assert "line 5 (code): refused: key 'login': is for configuration files only" in said

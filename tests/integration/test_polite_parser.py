@@ -430,6 +430,10 @@ def test_socks_is_for_browsers() -> None:
                 await worker.fetch(
                     context(proxies=("socks5://a.example:1080",)), "http://b.example"
                 )
+            async with forwarding(Forward()) as (good,):  # a list for parsers and browsers
+                mixed = [*(f"socks5://a.example:{port}" for port in range(1, 5)), good]
+                for _ in mixed:
+                    await worker.fetch(context(proxies=mixed), "http://b.example")
 
     asyncio.run(run())
 

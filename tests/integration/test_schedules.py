@@ -83,6 +83,20 @@ def test_every_instant_is_run_or_counted_over_kill_9(jobs, waiting, short_folder
     assert "catch_up = one" in daemon.log()
 
 
+def test_why_runs_are_skipped_is_said(jobs, waiting, short_folder):
+    over = short_folder / "over"
+    args = {"path": str(over)}
+    daemon = jobs(schedule__slow={"task": "jobs.until", "every": "200ms", "args": args})
+    waiting("it runs", lambda: schedules(daemon)["slow"]["last_task"])
+    # A loop that was slow has another reason for a moment.
+    why = f"run {schedules(daemon)['slow']['last_task']} has not ended"
+    waiting("why is told", lambda: schedules(daemon)["slow"]["skipped_why"] == why)
+    line = f"slow: the last run that was skipped: {why}"
+    waiting("people are told", lambda: line in daemon.ctl("schedule").stdout)
+    assert re.search(r"event=schedule.skipped .*reason=.* schedule=slow", daemon.log())
+    over.touch()
+
+
 def test_a_changed_result_is_an_event_also_after_kill_9(muster, waiting, short_folder):
     page = short_folder / "page"
     page.write_text("old")

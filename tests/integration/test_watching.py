@@ -176,6 +176,8 @@ def test_rules_say_what_counts_and_nothing_found_is_no_change(kites, shop):
     assert "NothingFound" in daemon.ctl("task", failed[0]).stdout
     [stale] = wait_for("it is stale", lambda: events(daemon, "watch.stale"))
     assert (stale["schedule"], stale["count"]) == ("kites", 2)
+    why = f"kites: its last 2 runs failed: musterctl task {failed[1]}"
+    assert why in daemon.ctl("schedule").stdout
     shop.show("sold out")
     assert "NotANumber" in daemon.ctl("task", run(daemon, "failed")).stdout
     shop.show("39,00 €")

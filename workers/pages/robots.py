@@ -13,6 +13,7 @@ later.
 """
 
 import asyncio
+import re
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -31,6 +32,9 @@ DELAY_SECONDS_MAX = 3600.0  # a longer crawl delay is a mistake in the unit
 WAIT_SECONDS_MAX = 10.0
 LEAVE_SECONDS = 5.0  # of an attempt, for the page itself
 AGENT_CHARS_MAX = 200
+NOBODY = "-"  # an agent that nobody is
+
+_AGENT_LINE = re.compile(r"(\s*user[-\s]*agent[\s:]+)([^#]*)", re.IGNORECASE)
 
 Fetch = Callable[[Request], Awaitable[Page]]
 
@@ -45,10 +49,11 @@ def are_wanted(ctx: Context, by_pool: bool) -> bool:
     return by_pool if said is None else said
 
 
-class _Kept(Struct, frozen=True):
-    rules: Protego | None  # None: everything is allowed
-    chars: int
+class _Kept(Struct):
+    text: str  # "": everything is allowed
     until: float
+    agent: str = ""
+    rules: Protego | None = None  # for this agent
 
 
 class Robots:
@@ -62,10 +67,8 @@ class Robots:
         """Return when the page may be fetched; RobotsDisallowed if it may not."""
         parts = urlsplit(url)
         site = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-        rules = await self._rules(site, fetch)
-        if rules is None:
-            return
         agent = user_agent[:AGENT_CHARS_MAX]
+        rules = await self._rules(site, agent, fetch)
         if not rules.can_fetch(url, agent):
             raise RobotsDisallowed(
                 f"{shown_url(url)} is not for programs, says {site}/robots.txt: ask the site, or "
@@ -74,21 +77,52 @@ class Robots:
         if delay := rules.crawl_delay(agent):
             await _take_turn(ctx, site, min(float(delay), DELAY_SECONDS_MAX))
 
-    async def _rules(self, site: str, fetch: Fetch) -> Protego | None:
+    async def _rules(self, site: str, agent: str, fetch: Fetch) -> Protego:
         known = self._kept.get(site)
         if known is None or known.until <= self._clock():
-            rules, chars = None, 0
             try:
                 page = await fetch(Request(f"{site}/robots.txt", bytes_max=ROBOTS_BYTES_MAX))
-                rules, chars = Protego.parse(page.text), len(page.text)
+                text = page.text
             except PermanentHttpError:
-                pass  # it has none
-            known = _Kept(rules, chars, self._clock() + KEPT_SECONDS)
+                text = ""  # it has none
+            known = _Kept(text, self._clock() + KEPT_SECONDS)
             self._kept.pop(site, None)
             self._kept[site] = known
-            while sum(each.chars + len(name) for name, each in self._kept.items()) > KEPT_CHARS_MAX:
-                self._kept.popitem(last=False)
+            size = sum(len(each.text) + len(name) for name, each in self._kept.items())
+            while size > KEPT_CHARS_MAX:
+                name, oldest = self._kept.popitem(last=False)
+                size -= len(oldest.text) + len(name)
+        if known.rules is None or known.agent != agent:
+            known.rules, known.agent = Protego.parse(without_others(known.text, agent)), agent
         return known.rules
+
+
+def without_others(text: str, agent: str) -> str:
+    """Return robots.txt with all agents but `*` and the one that is meant as one agent.
+
+    Protego gives each agent of a group all rules of it: a file of 500 KiB that names thousands of
+    agents for thousands of rules would take hours, and the memory of the machine.
+    """
+    lines = [(line, _AGENT_LINE.match(line)) for line in text.splitlines()]
+    named = {_name(found) for _, found in lines if found}
+    meant = max((each for each in named if _is_meant(each, agent)), key=len, default="*")
+    return "\n".join(
+        line
+        if not found
+        else found[1] + (name if (name := _name(found)) in ("*", meant) else NOBODY)
+        for line, found in lines
+    )
+
+
+def _name(line: re.Match[str]) -> str:
+    name = line[2].strip().lower()
+    return name if name == "*" else name.replace("*", "")
+
+
+def _is_meant(name: str, agent: str) -> bool:
+    """Tell whether this is a product in the agent's name, from its beginning."""
+    known = agent.lower()
+    return name in known and bool(name and re.search(rf"(?<![\w-]){re.escape(name)}", known))
 
 
 async def _take_turn(ctx: Context, site: str, delay: float) -> None:

@@ -178,5 +178,7 @@ def _status(view: ScheduleView) -> ScheduleStatus:
 
 
 def no_such_schedule(schedules: Iterable[str], name: str) -> RpcError:
-    known = ", ".join(islice(schedules, NAMES_SHOWN_MAX)) or "none"
-    return RpcError(NO_SUCH_NAME, f"no such schedule: {name!r}: there are {known}")
+    names = list(islice(schedules, NAMES_SHOWN_MAX + 1))
+    known = ", ".join(names[:NAMES_SHOWN_MAX]) or "none"
+    more = " and others" if len(names) > NAMES_SHOWN_MAX else ""
+    return RpcError(NO_SUCH_NAME, f"no such schedule: {name!r}: there are {known}{more}")

@@ -18,6 +18,7 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.ipc.wire.schedule_messages import (
     IN_USE,
+    INVALID_SCHEDULE,
     READ_ONLY,
     STORE_FAILS,
     TOO_MANY,
@@ -30,6 +31,7 @@ from musterd.supervisor.core.model.policy import SCHEDULES_MAX, SchedulePolicy
 from musterd.supervisor.core.model.schedule_events import AddedSchedule
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.timing import Every
+from musterd.supervisor.core.tasks.refusals import NAMES_SHOWN_MAX
 from musterd.supervisor.core.tasks.schedules import Schedules
 
 ADDED = "added"  # Fact.kind
@@ -161,10 +163,12 @@ class AddedSchedules:
         self, each: AddedSchedule, files: dict[str, str], *, replace: bool
     ) -> Rejection | None:
         name = each.name
-        if (refusal := self._not_now(name)) is not None:
+        refusal = self._not_now(name)
+        if refusal is None:
+            known = name in files
+            refusal = _read_only(name, files[name]) if known else self._unknown_task(each)
+        if refusal is not None:
             return refusal
-        if name in files:
-            return _read_only(name, files[name])
         if name in self.sections and not replace:
             why = "is there already: replace it (--replace), or give another name"
             return Rejection(name, IN_USE, f"schedule '{name}': {why}")
@@ -178,6 +182,16 @@ class AddedSchedules:
             why = f"all schedules together would take over {most} MiB: shorten their arguments"
             return Rejection(name, TOO_MANY, f"schedule '{name}': {why}")
         return None
+
+    def _unknown_task(self, each: AddedSchedule) -> Rejection | None:
+        """Refuse a task that its pool does not have, as far as its code is loaded."""
+        pool_name, _, method = each.policy.task.partition(".") if each.policy else ("", "", "")
+        pool = self._state.pools.get(pool_name)
+        if pool is None or pool.declarations is None or method in pool.declarations:
+            return None
+        known = ", ".join(sorted(pool.declarations)[:NAMES_SHOWN_MAX]) or "none"
+        why = f"key 'task': pool '{pool_name}' has no task '{method}': it has {known}"
+        return Rejection(each.name, INVALID_SCHEDULE, f"schedule '{each.name}': {why}")
 
     def _not_now(self, name: str) -> Rejection | None:
         if not self._state.intake_open:

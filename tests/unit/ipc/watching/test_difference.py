@@ -32,6 +32,8 @@ def test_fields_that_differ_have_both_values() -> None:
     assert changed_fields("text", after) == {}
 
 
+LONG = [f"line {number} of the page" for number in range(50)]
+PAGE = "all text of the page " * 20
 MANY = "a 1 → nothing, b 1 → nothing, c 1 → nothing and 1 more"
 
 
@@ -44,7 +46,13 @@ MANY = "a 1 → nothing, b 1 → nothing, c 1 → nothing and 1 more"
         ("49 €", "39 €", "49 € → 39 €"),
         (49, 39.5, "49 → 39.5"),
         ("one\ntwo\nthree", "one\n2\nthree\nfour", "+2 −1 lines: 2"),
-        (["a", "b"], ["a", "b", "c"], '+1 −0 lines: "c"'),
+        (["a", "b"], ["a", "b", "c"], "+1 −0 lines: c"),
+        ({"text": [*LONG, "49 €"]}, {"text": [*LONG, "39 €"]}, "text 49 € → 39 €"),
+        ({"text": LONG}, {"text": [*LONG, "sale", "now"]}, "text +2 −0 lines: sale"),
+        ({"a": f"{PAGE}49 €"}, {"a": f"{PAGE}39 €"}, "a … the page 49 € → … the page 39 €"),
+        (f"{PAGE * 500}49 €", f"{PAGE * 500}3 €", "… the page 49 € → … the page 3 €"),
+        ({"a": PAGE + "\n1\n2"}, {"a": PAGE + "\n1\n3"}, "a 2 → 3"),
+        ({"a": {"b": LONG, "c": 1}}, {"a": {"b": LONG, "c": 2}}, 'a "c": 1 → "c": 2'),
         ("a\nb", "b\na", "the order has changed"),
         ({"x": "a" * 99}, {"x": "b"}, f"x {'a' * 39}… → b"),
     ],

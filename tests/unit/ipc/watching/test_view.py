@@ -2,6 +2,7 @@
 
 from hashlib import sha256
 from typing import Any
+from unicodedata import category
 
 import msgspec
 import pytest
@@ -31,7 +32,7 @@ def test_without_rules_the_bytes_of_the_result_count(value: Any) -> None:
     try:
         assert look(data, PLAIN) == View(sha256(data).hexdigest())
     except NothingFound:
-        assert not str(value).strip()
+        assert all(category(each)[0] in "CZ" for each in value)
 
 
 def test_only_watched_fields_count() -> None:
@@ -66,6 +67,8 @@ def test_with_rules_the_order_of_fields_does_not_count() -> None:
         ({"price": None, "a": 1}, {"watch": ("price",)}, "'price' is empty: its selector"),
         ({"price": " "}, {"watch": ("price",)}, "'price' is empty"),
         ({"price": []}, {"watch": ("price",)}, "'price' is empty"),
+        ({"price": ["", None, " "]}, {"watch": ("price",)}, "'price' is empty"),
+        ({"price": "\u200b\u00a0"}, {"watch": ("price",)}, "'price' is empty"),
         ({"prize": 1}, {"watch": ("price",)}, "'price' is missing in the result: there are prize"),
         ({}, {"watch": ("price",)}, "there are none"),
         ("text", {"watch": ("price",)}, "of type str and has no field 'price'"),
@@ -122,6 +125,12 @@ def test_of_a_long_result_the_beginning_is_kept_and_all_of_it_counts(
     assert seen(value[:-1], **rules).digest != view.digest
 
 
+def test_a_long_result_may_have_keys_that_json_cannot_have() -> None:
+    view = seen({b"key": "x" * VIEW_BYTES_MAX})
+    assert view.kept is not None
+    assert msgspec.msgpack.decode(view.kept).startswith("{b'key': 'xxx")
+
+
 def test_patterns_are_in_slashes() -> None:
     assert is_pattern("/a/")
     assert not is_pattern("//")
@@ -129,3 +138,40 @@ def test_patterns_are_in_slashes() -> None:
     assert pattern_problem("/[0-9]+/") == ""
     assert "is no regular expression (unterminated character set" in pattern_problem("/[/")
     assert "longer than 500" in pattern_problem(f"/{'a' * 500}/")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "(?<=a{4294967294})(?<=a{4294967294})",  # `re` raises RuntimeError
+        "(" * 200 + ")" * 199,
+        "a{9999999999999}",
+        "\\N{no such name}",
+        "[\\x01-\\U0010ffff]" * 2,
+        "[-\\x01-\U0010ffff][-\\x01-\U0010ffff]",
+        "[\x01-\\N{WHITE SQUARE}]" * 2,
+        "[\x01-\uffff]" * 90,
+    ],
+)
+def test_a_pattern_that_cannot_be_used_is_told_and_costs_little(pattern: str) -> None:
+    assert pattern_problem(f"/{pattern}/")
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "[а-яё]+ [А-Я]",
+        "[\U00010000-\U0010ffff]",
+        r"[\U00010000-\U0010ffff]",
+        "[[a]",
+        "a-z",
+        "😀-😂",
+    ],
+)
+def test_usual_patterns_have_no_problem(pattern: str) -> None:
+    assert pattern_problem(f"/{pattern}/") == ""
+
+
+@given(st.text("()[]{}|?*+.^$\\-<=!:iaLmsux0123456789,PNU\uffff", max_size=30))
+def test_any_pattern_has_a_problem_or_none(pattern: str) -> None:
+    pattern_problem(f"/{pattern}/")

@@ -59,6 +59,23 @@ def test_the_oldest_go_beyond_the_bytes_that_they_take_on_a_disk(folder):
     assert [n for n in range(10) if names(folder, f"t{n}")] == [8, 9]
 
 
+def test_entries_of_a_clock_that_was_ahead_go_first(folder):
+    given = keep(folder, count=3)
+    for number in range(3):
+        add(given, f"ahead{number}", now_ns=NOW + 365 * 24 * HOUR_NS + number)
+    for number in range(2):
+        add(given, f"t{number}", now_ns=NOW + number)
+    assert (names(folder, "t0"), names(folder, "t1")) == (["attempt-1.a"], ["attempt-1.a"])
+    assert len(list(folder.iterdir())) == 3
+
+
+def test_one_that_is_larger_than_all_may_be_goes_alone(folder):
+    given = keep(folder, size=4 * BLOCK_BYTES)
+    add(given, "small", now_ns=NOW)
+    add(given, "large", now_ns=NOW + 1, a=b"x" * 5 * BLOCK_BYTES)
+    assert (names(folder, "small"), names(folder, "large")) == (["attempt-1.a"], [])
+
+
 def test_what_is_too_old_goes_when_the_supervisor_trims(folder):
     given = keep(folder, age_ns=HOUR_NS)
     add(given, "old", now_ns=NOW)

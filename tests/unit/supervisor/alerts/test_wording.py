@@ -49,6 +49,17 @@ def test_a_text_has_its_diff_as_far_as_there_is_room() -> None:
     assert '"n"' not in text.body
 
 
+def test_control_characters_of_a_site_do_not_reach_a_service() -> None:
+    evil = "\x1b]0;a\x07\x00 \u202eb\r"
+    change = Change("kites", 5, 0.0, before=OLD + evil, after=evil + OLD, summary=evil)
+    stale = Line("watch.stale", "kites", f"HTTP 503 {evil}\nsecond line")
+    for template in (Destination(), Destination(title="{before}", body="{before} {diff}")):
+        [text] = texts(message(change, began=[stale]), "vps1", template, Room())
+        assert text.title.isprintable()
+        assert text.body.replace("\n", "").isprintable()
+        assert "second line" in text.body or template.body
+
+
 def test_several_changes_have_a_line_each() -> None:
     [text] = texts(message(KITES, TEXT, KITES), "vps1", Destination(), Room())
     assert text.title == "3 changes: kites, boats"

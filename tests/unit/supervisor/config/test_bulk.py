@@ -136,6 +136,13 @@ def test_rows_of_a_list_keep_their_types(read: Read) -> None:
     }
 
 
+def test_columns_may_have_any_name_and_other_braces_stay(read: Read) -> None:
+    text = TEMPLATE.replace("{selector}", "{select.price}").replace("{path}", "{page no} a{3}")
+    csv = CSV.replace("selector", "select.price").replace("path", "page no")
+    kites, _ = read(text, csv).config.schedule.values()
+    assert kites.args == {"url": "https://shop.example/kites a{3}", "select": {"price": ".price"}}
+
+
 def test_a_value_of_a_row_is_told_with_the_line_it_is_from(read: Read, tmp_path: Path) -> None:
     loaded = read(TEMPLATE, CSV)
     assert loaded.origins["schedule.lamps.every"] == f"{tmp_path / 'sites.csv'} line 3"

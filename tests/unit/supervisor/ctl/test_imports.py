@@ -96,6 +96,17 @@ def test_columns_of_csv_become_keys_and_arguments() -> None:
     assert script.keys["args"] == {"url": URL}
 
 
+@pytest.mark.parametrize("sign", [",", ";", "\t"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_spreadsheets_of_all_countries_are_read(sign: str, end: str) -> None:
+    rows = ("url,name,select.a,every", f'{URL},"two\nlines","h1 , b",5m', f"{URL},a\x0bb,,")
+    text = end.join(rows).replace(",", sign).replace(f"h1 {sign} b", "h1 , b")
+    first, second = read_csv(text)
+    assert (first.title, first.keys["every"]) == ("two\nlines", "5m")
+    assert first.keys["args"]["select"] == {"a": "h1 , b"}
+    assert second.title == "a\x0bb"
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -378,6 +389,13 @@ def test_backups_of_both_forms_and_other_json_are_read() -> None:
     for document in ([watch], {"uuid": watch}, watch):
         [entry] = read_changedetection(json.dumps(document).encode())
         assert entry.url == URL
+
+
+def test_an_interval_that_never_ends_is_none() -> None:
+    [entry] = read_changedetection(
+        b'[{"url": "https://shop.example/", "time_between_check": {"minutes": Infinity}}]'
+    )
+    assert "every" not in entry.keys
 
 
 @pytest.mark.parametrize(

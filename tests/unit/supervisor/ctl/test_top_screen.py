@@ -300,7 +300,13 @@ def test_rates_are_differences_and_never_negative() -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0K"), (512 * 1024, "512K"), (82 * 1024**2, "82M"), (int(3.9 * GIB), "3.9G")],
+    [
+        (0, "0K"),
+        (312, "312B"),
+        (512 * 1024, "512K"),
+        (82 * 1024**2, "82M"),
+        (int(3.9 * GIB), "3.9G"),
+    ],
 )
 def test_sizes_read_at_a_glance(count: int, text: str) -> None:
     assert size(count) == text

@@ -10,6 +10,7 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import (
     SHUTTING_DOWN,
     Rejection,
+    TaskDeclaration,
 )
 from musterd.ipc.wire.schedule_messages import (
     IN_USE,
@@ -101,6 +102,18 @@ def refused(answer: list[Any]) -> dict[str, str]:
     [acknowledged] = of(actions.Acknowledge, answer)
     assert acknowledged.request == 7
     return {each.id: each.code for each in acknowledged.rejected}
+
+
+def test_a_task_that_its_pool_does_not_have_is_refused_once_the_code_is_loaded() -> None:
+    daemon = Daemon()
+    wrong = AddedSchedule("a", b"section", SchedulePolicy("a", "p.y", Every(MINUTE_NS)))
+    assert daemon.put(wrong) == {}
+    daemon.world.fleet.pools["p"].declare((TaskDeclaration("x"),))
+    put = schedule_events.SchedulePutRequested([wrong, added("b")], [], b"1", 7)
+    [acknowledged] = of(actions.Acknowledge, daemon.tell(put))
+    why = "schedule 'a': key 'task': pool 'p' has no task 'y': it has x"
+    assert acknowledged.rejected == [Rejection("a", INVALID_SCHEDULE, why)]
+    assert daemon.names == ["a", "b"]
 
 
 def test_a_put_and_a_delete_are_one_transaction_each() -> None:

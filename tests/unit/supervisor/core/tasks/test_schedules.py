@@ -294,6 +294,19 @@ def test_a_run_that_waits_for_a_retry_gives_way_to_one_that_is_due(clockwork: An
     assert end.outcome.error == "cancel: not tried again: the next run of schedule 's' is due"
 
 
+def test_a_schedule_whose_retry_budget_is_used_up_runs_on_time(clockwork: Any) -> None:
+    clock = clockwork(Every(2 * SECOND_NS), max_retries=3, target="site")
+    clock.wait(2 * SECOND_NS)
+    for number in range(2, 10):
+        clock.world.fleet.sites["site"].budget.restore(0)
+        clock.finish(kind="error", retry_delay_ns=SECOND_NS)
+        (task,) = clock.world.fleet.tasks.values()
+        assert task.debt is not None, "its retry cannot be paid for"
+        assert instants(clock.wait(2 * SECOND_NS)) == [number * 2]
+        assert clock.world.slots[0].leases, "the first attempt has begun"
+    assert clock.record.skipped == 0
+
+
 def test_a_run_that_waits_for_its_first_attempt_does_not_give_way(clockwork: Any) -> None:
     clock = clockwork(size=0)
     assert instants(clock.wait(3 * MINUTE_NS)) == [60]
