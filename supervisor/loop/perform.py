@@ -95,8 +95,7 @@ class ActionRunner:
     ) -> None:
         """`leave` ends the loop; workers' own clients use `tasks_socket`, the sidecar `node`."""
         self._shell = shell
-        self._store = store
-        self._spawner = spawner
+        self._store, self._spawner = store, spawner
         self._workers, self._clients = workers, clients
         self._answers = answers
         self._control = control
@@ -122,6 +121,7 @@ class ActionRunner:
             actions.Deliver: self._deliver,
             actions.TellMissing: self._tell_missing,
             actions.TellChanges: lambda a: clients.newest_changes(a.peer, a.changes),
+            actions.ForgetPicture: lambda a: shell.artefacts.forget_attached(a.task),
             actions.TellProgress: lambda a: clients.progress(a.peers, a.note),
             actions.FindState: self._find_state,
             actions.AnswerState: self._answer_state,

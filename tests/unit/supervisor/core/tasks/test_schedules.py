@@ -933,3 +933,24 @@ def test_nobody_is_told_of_failures_who_did_not_ask(clockwork: Any, policy: Any)
     clock = clockwork(**policy)
     look(clock, *b"abcdef", fail=True)
     assert reports(clock.told, "watch.stale") == []
+
+
+# -- pictures ---------------------------------------------------------------------------------
+
+
+def test_only_the_picture_of_a_change_is_kept(clockwork: Any) -> None:
+    clock = clockwork(notify=True, watching=WatchPolicy(b"\x90", picture=True))
+    for value in (b"one", b"one", b"two", b"two"):
+        clock.wait(MINUTE_NS)
+        clock.finish(value)
+    runs = [f"@s.{NOON_NS + number * MINUTE_NS:x}" for number in (1, 2, 3, 4)]
+    forgotten = [each.task for each in of(actions.ForgetPicture, clock.told)]
+    assert forgotten == [runs[0], runs[1], runs[3]]
+    assert [task for _, task, _ in changes(clock)] == [runs[2]]
+
+
+def test_nothing_is_forgotten_where_no_picture_is_asked_for(clockwork: Any) -> None:
+    clock = clockwork(notify=True)
+    clock.wait(MINUTE_NS)
+    clock.finish(b"one")
+    assert of(actions.ForgetPicture, clock.told) == []
