@@ -1,16 +1,23 @@
-"""What differs between two results: the fields, a unified diff, one line for people."""
+"""What differs between two results: the fields, a unified diff, one line for people.
+
+The supervisor makes such lines in its loop. So a line takes some milliseconds at most, however long
+the results are.
+"""
 
 import difflib
 import json
 from collections import Counter
 from typing import Any
 
+import msgspec
 from msgspec import Struct
 
 DIFF_LINES_MAX = 2000  # of each side: the time to compare grows with their product
 SUMMARY_CHARS_MAX = 200
 VALUE_CHARS_MAX = 40  # of a value in a summary
 FIELDS_MAX = 3  # in a summary
+COUNTED_CHARS_MAX = 16 * 1024  # of each side, from the first difference on
+_JSON = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 class FieldChange(Struct, frozen=True):
@@ -61,27 +68,76 @@ def summary(before: Any, after: Any) -> str:
 
 
 def _counted(before: Any, after: Any) -> str:
-    """Return how many lines came and went, in a time that grows with the texts alone."""
-    old, new = (Counter(line.rstrip(",") for line in _lines(each)) for each in (before, after))
+    """Return how many lines came and went; of very different texts, how many at least."""
+    texts = _different_lines(_text(before), _text(after))
+    cut = any(len(each) > COUNTED_CHARS_MAX for each in texts)
+    old, new = (
+        Counter(line.rstrip(",") for line in _beginning(each).splitlines()) for each in texts
+    )
     came, went = list((new - old).elements()), list((old - new).elements())
     if not came and not went:
-        return "the order has changed"
+        return "long texts that differ" if cut else "the order has changed"
     first = _short((came or went)[0].strip())
-    lines = f"+{len(came)} −{len(went)} lines"
+    lines = f"+{len(came)} −{len(went)} lines" + (" and more" if cut else "")
     return f"{lines}: {first}" if first else lines
 
 
+def _beginning(text: str) -> str:
+    """Return the first lines of a text; the beginning of a line that is longer."""
+    if len(text) <= COUNTED_CHARS_MAX:
+        return text
+    return text[: text.rfind("\n", 0, COUNTED_CHARS_MAX) + 1 or COUNTED_CHARS_MAX]
+
+
+def _different_lines(old: str, new: str) -> tuple[str, str]:
+    """Return two texts without the lines that both begin and end with."""
+    start = _common(old, new)
+    start = old.rfind("\n", 0, start) + 1
+    old, new = old[start:], new[start:]
+    end = _common(old, new, from_end=True)
+    line_end = old.find("\n", len(old) - end)
+    end = len(old) - line_end - 1 if end and line_end >= 0 else 0
+    return old[: len(old) - end], new[: len(new) - end]
+
+
+def _common(old: str, new: str, *, from_end: bool = False) -> int:
+    """Return how many characters two texts begin with, or end with, alike: by comparing slices,
+    which is a thousand times faster than by characters."""
+    low, high = 0, min(len(old), len(new))
+    while low < high:
+        middle = (low + high + 1) // 2
+        part = slice(-middle, None) if from_end else slice(middle)
+        alike = old[part] == new[part]
+        low, high = (middle, high) if alike else (low, middle - 1)
+    return low
+
+
 def _lines(value: Any) -> list[str]:
+    return _text(value).splitlines()
+
+
+def _text(value: Any) -> str:
+    """Return a text, or another result as indented JSON."""
     if isinstance(value, str):
-        return value.splitlines()
-    return _json(value, indent=2).splitlines()
-
-
-def _json(value: Any, indent: int | None = None) -> str:
+        return value
     try:
-        return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+        return msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     except (TypeError, ValueError, RecursionError):  # keys that JSON cannot have; too deep
         return repr(value)
+
+
+def _json(value: Any, chars_max: int) -> str:
+    """Return the beginning of a result as JSON; the rest is not even written."""
+    room, parts = chars_max, []
+    try:
+        for part in _JSON.iterencode(value):
+            parts.append(part)
+            room -= len(part)
+            if room < 0:
+                break
+    except (TypeError, ValueError, RecursionError):  # keys that JSON cannot have; too deep
+        return repr(value)
+    return "".join(parts)
 
 
 def _is_short(value: Any) -> bool:
@@ -94,8 +150,8 @@ def one_line(value: Any, chars_max: int = SUMMARY_CHARS_MAX) -> str:
     """Return a result in one line, cut where it is longer."""
     if value is None or value == "":
         return "nothing"
-    text = value if isinstance(value, str) else _json(value)
-    text = text[: 10 * chars_max]  # spaces may be many
+    room = 10 * chars_max  # spaces may be many
+    text = (value if isinstance(value, str) else _json(value, room))[:room]
     text = " ".join("".join(each if each.isprintable() else " " for each in text).split())
     return text if len(text) <= chars_max else f"{text[: chars_max - 1]}…"
 

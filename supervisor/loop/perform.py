@@ -406,10 +406,7 @@ class ActionRunner:
 
         numbers = (report.number_before, report.number)
         keys = [history_key(report.schedule, number) for number in numbers]
-        if self._shell.store_requests.full:
-            self._tell_change(report)
-            return
-        self._shell.store_requests.ask(
+        self._shell.store_requests.ask_slow(
             FindFacts(HISTORY, keys), found, lambda: self._tell_change(report)
         )
 
