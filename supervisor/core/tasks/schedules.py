@@ -221,7 +221,6 @@ class Schedules:
     def clock_read(self, _: events.ClockRead) -> None:
         for name, schedule in list(self._restless.items()):
             if schedule.told and self._ledger.settled:
-                self._results.settle_told(schedule)
                 self._write(schedule)
             self._tell_skipped(schedule)
             if not schedule.told and not schedule.unreported:
@@ -522,7 +521,9 @@ class Schedules:
             )
 
     def _write(self, schedule: Schedule) -> None:
-        if schedule.told or schedule.unreported:
+        if schedule.told:  # by the way: on a busy disk nothing else would write it
+            self._results.settle_told(schedule)
+        if schedule.unreported:
             self._restless[schedule.policy.name] = schedule
         self._ledger.remember(FACT, schedule.policy.name, encode_record(schedule.record))
 

@@ -23,6 +23,7 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events, schedule_events
+from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.policy import SchedulePolicy, WatchPolicy
 from musterd.supervisor.core.model.runs import CATCH_UP_MAX, ON_TIME_NS, WRONG_CLOCK_NS
 from musterd.supervisor.core.model.timing import Cron, Every
@@ -954,3 +955,16 @@ def test_nothing_is_forgotten_where_no_picture_is_asked_for(clockwork: Any) -> N
     clock.wait(MINUTE_NS)
     clock.finish(b"one")
     assert of(actions.ForgetPicture, clock.told) == []
+
+
+def test_what_was_told_is_noted_with_the_next_write_also_on_a_busy_disk(
+    clockwork: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a schedule that changes all the time would keep, and write, a hundred changes."""
+    monkeypatch.setattr(Ledger, "settled", False)
+    clock = clockwork(notify=True, overlap=True)
+    for number in range(10):
+        clock.wait(MINUTE_NS)
+        clock.finish(str(number).encode())
+    assert len(changes(clock)) == 9
+    assert len(clock.record.watched.untold) <= 1
