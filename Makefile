@@ -1,4 +1,4 @@
-# make demo | make demo-cluster | make example | make test | make test-fast | make test-long | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-browser | make bench-peers | make bench-cluster | make chaos | make chaos-cluster
+# make demo | make demo-cluster | make example | make test | make test-fast | make test-long | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-schedules | make bench-browser | make bench-peers | make bench-cluster | make chaos | make chaos-cluster
 # make test-trixie | make test-forky | make install | make uninstall
 # (see README.md)
 #
@@ -37,7 +37,7 @@ DEBIAN_POSTGRES := postgresql
 # The other packages that a Debian in a folder needs to install and test musterd.
 DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
-.PHONY: help demo demo-cluster example test test-setup test-fast test-long coverage test-trixie test-forky run lint format bench bench-fleet bench-growth bench-web bench-browser bench-peers bench-cluster chaos chaos-cluster soak-browser screenshots clean install uninstall
+.PHONY: help demo demo-cluster example test test-setup test-fast test-long coverage test-trixie test-forky run lint format bench bench-fleet bench-growth bench-schedules bench-web bench-browser bench-peers bench-cluster chaos chaos-cluster soak-browser screenshots clean install uninstall
 
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
@@ -52,6 +52,7 @@ help:
 	@echo "make bench      throughput, latency, recovery and memory, side by side with the standard library"
 	@echo "make bench-fleet  ten million tasks, 10,000 restarts, 200 idle workers, shutdown, replacement"
 	@echo "make bench-growth  throughput and work per task with more tasks queued, workers, sites, clients"
+	@echo "make bench-schedules  5,000 schedules: how late runs start, what they cost; what 100,000 runs leave"
 	@echo "make bench-web  memory of the web process, what it costs the supervisor, how fast it answers"
 	@echo "make bench-browser  pages per minute, recovery and memory of browsers, beside bare Playwright"
 	@echo "make bench-peers  the same tasks beside Celery, Dramatiq, RQ, Huey, arq, Parsl and two pools"
@@ -142,6 +143,9 @@ bench-web: $(VENV)/.dev
 
 bench-fleet: $(VENV)/.base
 	@$(BIN)/python bench/endurance.py
+
+bench-schedules: $(VENV)/.base
+	@$(BIN)/python bench/schedules.py $(BENCH)
 
 bench-growth: $(VENV)/.base
 	@$(BIN)/python bench/growth.py --svg docs/images/growth.svg $(BENCH)

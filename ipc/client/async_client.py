@@ -34,6 +34,7 @@ from musterd.ipc.client.schedules import AsyncSchedules, Make
 from musterd.ipc.client.taskspec import TaskOptions, checked_id, checked_invalidation, make_spec
 from musterd.ipc.errors import HistoryUnavailable, MusterdError, NotConnected, UnknownSchedule
 from musterd.ipc.wire import waits
+from musterd.ipc.wire.history import Entries, HistoryEntry
 from musterd.ipc.wire.messages import Change, History, Outcome, ProgressNote, TaskSpec, TaskView
 
 log = logging.getLogger("musterd.client")
@@ -258,8 +259,8 @@ class AsyncClient:
         """Yield a change whenever a schedule with `notify = "task.changed"` has a new result.
 
         Covers the named schedules, or all of them, from this call on. Survives restarts of the
-        daemon: of the changes missed while the daemon was away, the newest of each schedule is
-        delivered. TimeoutError if the next change takes longer than `timeout`.
+        daemon and lost connections: changes that were missed are delivered, as far as history has
+        kept them. TimeoutError if the next change takes longer than `timeout`.
 
         A change has `before` and `after`, the `fields` that differ, a unified `diff`, `at`, the
         `task` that found it, and `again` if the daemon may have told it before.
@@ -273,7 +274,8 @@ class AsyncClient:
             partial(self._wait, following.any_unread, timeout, "the next change"),
             self.task,
             partial(self._recall, timeout=timeout),
-            partial(session.unfollow, following),
+            look_back=partial(self._look_back, timeout=timeout),
+            stop=partial(session.unfollow, following),
         )
 
     async def history(
@@ -294,10 +296,18 @@ class AsyncClient:
         except (HistoryUnavailable, UnknownSchedule):  # not kept there; the schedule was removed
             return []
 
+    async def _look_back(self, change: Change, timeout: float | None) -> list[HistoryEntry]:
+        """Return all that history has of the schedule of a change."""
+        return (await self._ask_entries(History(0, change.schedule), timeout)).entries
+
     async def _ask_history(self, question: History, timeout: float | None) -> list[KeptResult]:
+        return history.results_of(await self._ask_entries(question, timeout))
+
+    async def _ask_entries(self, question: History, timeout: float | None) -> Entries:
         inspection = self._session.history(self._now_ns(), question)
         await self._wait_for_answer(inspection, timeout, f"the history of {question.schedule!r}")
-        return history.results_of(inspection.entries)
+        assert inspection.entries is not None
+        return inspection.entries
 
     async def invalidate(
         self, key: str = "", *, prefix: str | None = None, timeout: float | None = None

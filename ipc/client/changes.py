@@ -2,16 +2,22 @@
 
 The daemon answers a Follow with the newest change of each schedule, however old, and then sends
 changes as they come. The first answer is the reader's starting point and no news. A later answer
-(another connection, another daemon, a silence) brings the newest missed change of each schedule.
+(another connection, another daemon, a silence) brings the newest change of each schedule. Numbers
+tell whether there may have been others before it: then the reader asks the schedule's history for
+them, when it comes to that change, and delivers them first. Changes of a cluster have no numbers:
+of those that were missed, only the newest of each schedule is delivered.
 """
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Generic, Self, TypeVar
 
+from msgspec import Struct
+
 from musterd.ipc.client.history import KeptResult
 from musterd.ipc.client.taskspec import shown
 from musterd.ipc.watching.difference import FieldChange, changed_fields, summary, unified_diff
+from musterd.ipc.wire.history import HistoryEntry
 from musterd.ipc.wire.messages import Change, Changes
 
 UNREAD_MAX = 1_000  # changes kept for a slow reader; the oldest are dropped first
@@ -23,50 +29,124 @@ HandleT = TypeVar("HandleT")
 Waited = TypeVar("Waited")
 Found = TypeVar("Found")
 Kept = TypeVar("Kept")
+Entries = TypeVar("Entries")
+
+
+class Unread(Struct):
+    """A change for the user, and the last change before it that the reader knows."""
+
+    change: Change
+    after: Change | None = None  # None: nothing was missed in between
+    told: list[Change] = []  # of those in between, told again by a daemon that was not sure
 
 
 class Following:
     """State of one reader, without I/O."""
 
     def __init__(self, schedules: Iterable[str] = ()) -> None:
-        self.unread: deque[Change] = deque(maxlen=UNREAD_MAX)
+        self.unread: deque[Unread] = deque(maxlen=UNREAD_MAX)
+        self.missed: deque[Change] = deque()  # found in history, to be delivered first
         given = list(schedules)
         for name in given:
             if not isinstance(name, str):
                 raise TypeError(f"give the names of schedules, not {shown(name)}")
         self._schedules = frozenset(given)  # empty: all of them
-        self._begun: dict[str, Change] = {}  # schedule -> its newest change when the reader began
-        self._heard: dict[str, deque[str]] | None = None  # schedule -> tasks of its last changes
+        self._begun = False  # the first answer has come
+        self._newest: dict[str, Change] = {}  # schedule -> its newest change that we know
+        self._heard: dict[str, deque[str]] = {}  # schedule -> tasks of its last changes
+        self._connection = 0
+        self._heard_in: dict[str, int] = {}  # schedule -> connection of its last change
+
+    def doubt(self) -> None:
+        """Note that changes may have been missed: there is another connection."""
+        self._connection += 1
 
     def hear(self, message: Changes) -> None:
-        if self._heard is None:
+        if not self._begun:
             if message.newest:
-                self._begun = {change.schedule: change for change in message.changes}
-                self._heard = {}
+                self._begun = True
+                for change in message.changes:
+                    self._note(change)
             return  # changes sent before our Follow were for another reader
         for change in message.changes:
-            heard = self._heard.setdefault(change.schedule, deque(maxlen=HEARD_MAX))
-            if change.task not in heard and not self._is_old(change):
-                heard.append(change.task)
+            if not self._is_old(change, newest=message.newest):
+                after = self._before(change, newest=message.newest)
+                self._note(change)
                 if not self._schedules or change.schedule in self._schedules:
-                    self.unread.append(change)
+                    self.unread.append(Unread(change, after))
 
-    def _is_old(self, change: Change) -> bool:
-        """Return whether a change is the one with which the reader began, or is told again and was
-        before it."""
-        begun = self._begun.get(change.schedule)
-        if begun is None:
+    def _note(self, change: Change) -> None:
+        self._newest[change.schedule] = change
+        self._heard_in[change.schedule] = self._connection
+        self._heard.setdefault(change.schedule, deque(maxlen=HEARD_MAX)).append(change.task)
+
+    def _is_old(self, change: Change, *, newest: bool) -> bool:
+        """Return whether a change was heard, or comes with a later one; then it waits for that."""
+        if change.task in self._heard.get(change.schedule, ()):
+            return True
+        known = self._newest.get(change.schedule)
+        if known is None or not change.number or not (change.again or newest):
             return False
-        before = change.number <= begun.number and change.at_ns <= begun.at_ns
-        return change.task == begun.task or (change.again and before)
+        if change.number > known.number or change.at_ns > known.at_ns:
+            return False
+        for each in self.unread:
+            if each.change is known and each.after is not None and _is_after(change, each.after):
+                each.told = [*each.told, change][-UNREAD_MAX:]
+        return True
+
+    def _before(self, change: Change, *, newest: bool) -> Change | None:
+        """Return the last change that we know, if others may have come before this one."""
+        sure = self._heard_in.get(change.schedule, 0) == self._connection and not newest
+        if sure or not change.number:
+            return None
+        known = self._newest.get(change.schedule, Change(change.schedule, ""))
+        return known if change.number != known.number + 1 else None
 
     def any_unread(self) -> bool:
-        return bool(self.unread)
+        return bool(self.missed or self.unread)
+
+    def gap(self) -> Unread | None:
+        """Return the next change, if the reader has to ask for those before it."""
+        if self.missed or not self.unread or self.unread[0].after is None:
+            return None
+        return self.unread[0]
+
+    def fill(self, gap: Unread, kept: Iterable[HistoryEntry]) -> None:
+        """Take the changes before this one that history has kept."""
+        last, after = gap.change, gap.after
+        assert after is not None
+        found = {
+            each.number: Change(
+                last.schedule, each.task, each.digest, each.at_ns, each.number, each.before
+            )
+            for each in kept
+            if each.changed
+        }
+        found |= {each.number: each for each in gap.told}
+        missed = [each for each in found.values() if _is_after(each, after)]
+        self.missed.extend(
+            sorted(
+                (each for each in missed if each.number < last.number),
+                key=lambda each: each.number,
+            )
+        )
+        gap.after = None
+
+    def first(self) -> Change:
+        return self.missed[0] if self.missed else self.unread[0].change
 
     def read(self, change: Change) -> None:
         """Take a change that the user gets; many others may have pushed it out."""
-        if self.unread and self.unread[0] is change:
+        if self.missed and self.missed[0] is change:
+            self.missed.popleft()
+        elif self.unread and self.unread[0].change is change:
             self.unread.popleft()
+
+
+def _is_after(change: Change, known: Change) -> bool:
+    """Return whether a change came later: by its number or, where the schedule was deleted and put
+    again and counts from 1, by its time."""
+    return change.number > known.number or change.at_ns > known.at_ns
 
 
 class ResultChange(Generic[HandleT]):
@@ -109,23 +189,26 @@ class ResultChange(Generic[HandleT]):
         return f"<change of {self.schedule}: {self.task!r}>"
 
 
-class _Reader(Generic[Waited, Found, Kept]):
+class _Reader(Generic[Waited, Found, Kept, Entries]):
     def __init__(
         self,
         following: Following,
         wait: Callable[[], Waited],
         find: Callable[[str], Found],
         recall: Callable[[Change], Kept],
+        *,
+        look_back: Callable[[Change], Entries],
         stop: Callable[[], None],
     ) -> None:
         self._following = following
         self._wait = wait
         self._find = find
         self._recall = recall
+        self._look_back = look_back
         self.close = stop
 
 
-class ChangeReader(_Reader[None, HandleT, list[KeptResult]]):
+class ChangeReader(_Reader[None, HandleT, list[KeptResult], list[HistoryEntry]]):
     """Endless iterator that Client.changes() returns."""
 
     def __iter__(self) -> Self:
@@ -133,13 +216,23 @@ class ChangeReader(_Reader[None, HandleT, list[KeptResult]]):
 
     def __next__(self) -> ResultChange[HandleT]:
         self._wait()
-        change = self._following.unread[0]
+        following = self._following
+        while (gap := following.gap()) is not None:
+            following.fill(gap, self._look_back(gap.change))
+        change = following.first()
         kept = self._recall(change)  # may take too long: then the change is still unread
-        self._following.read(change)
+        following.read(change)
         return ResultChange(change, self._find(change.task), kept)
 
 
-class AsyncChangeReader(_Reader[Awaitable[None], Awaitable[HandleT], Awaitable[list[KeptResult]]]):
+class AsyncChangeReader(
+    _Reader[
+        Awaitable[None],
+        Awaitable[HandleT],
+        Awaitable[list[KeptResult]],
+        Awaitable[list[HistoryEntry]],
+    ]
+):
     """Endless iterator that AsyncClient.changes() returns."""
 
     def __aiter__(self) -> Self:
@@ -147,7 +240,10 @@ class AsyncChangeReader(_Reader[Awaitable[None], Awaitable[HandleT], Awaitable[l
 
     async def __anext__(self) -> ResultChange[HandleT]:
         await self._wait()
-        change = self._following.unread[0]
+        following = self._following
+        while (gap := following.gap()) is not None:
+            following.fill(gap, await self._look_back(gap.change))
+        change = following.first()
         kept = await self._recall(change)
-        self._following.read(change)
+        following.read(change)
         return ResultChange(change, await self._find(change.task), kept)

@@ -36,9 +36,8 @@ def question_about(change: Change) -> History:
     return History(0, change.schedule, numbers=numbers)
 
 
-def results_of(answer: Entries | None) -> list[KeptResult]:
+def results_of(answer: Entries) -> list[KeptResult]:
     """Return the results, oldest first; raise what the daemon says instead."""
-    assert answer is not None
     if answer.unknown:
         raise UnknownSchedule(answer.error)
     if answer.error:

@@ -74,6 +74,7 @@ class ScheduleKeys(TypedDict, total=False):
     by: float | str  # 10, or "5%"
     keep: int
     stale: int
+    attach: str
     session: str
 
 

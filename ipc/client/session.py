@@ -386,6 +386,8 @@ class Session:
         self._refresh_ns = now_ns + REFRESH_NS
         if self._followings:
             self.outbox.append(encode(Follow()))
+            for following in self._followings:
+                following.doubt()
         for number, request in list(self._requests.items()):
             if request.sent_ns <= before_ns:
                 self._send(now_ns, number, request)

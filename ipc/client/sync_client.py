@@ -38,6 +38,7 @@ from musterd.ipc.client.taskspec import (
 )
 from musterd.ipc.errors import HistoryUnavailable, InvalidTask, MusterdError, UnknownSchedule
 from musterd.ipc.wire import waits
+from musterd.ipc.wire.history import Entries, HistoryEntry
 from musterd.ipc.wire.messages import Change, History, Outcome, ProgressNote, TaskSpec, TaskView
 
 log = logging.getLogger("musterd.client")
@@ -261,8 +262,8 @@ class Client:
         """Yield a change whenever a schedule with `notify = "task.changed"` has a new result.
 
         Covers the named schedules, or all of them, from this call on. Survives restarts of the
-        daemon: of the changes missed while the daemon was away, the newest of each schedule is
-        delivered. TimeoutError if the next change takes longer than `timeout`.
+        daemon and lost connections: changes that were missed are delivered, as far as history has
+        kept them. TimeoutError if the next change takes longer than `timeout`.
 
         A change has `before` and `after`, the `fields` that differ, a unified `diff`, `at`, the
         `task` that found it, and `again` if the daemon may have told it before.
@@ -274,7 +275,8 @@ class Client:
             partial(driver.wait, following.any_unread, timeout, "the next change"),
             self.task,
             partial(self._recall, timeout=timeout),
-            lambda: driver.tell(lambda _: driver.session.unfollow(following)),
+            look_back=partial(self._look_back, timeout=timeout),
+            stop=lambda: driver.tell(lambda _: driver.session.unfollow(following)),
         )
 
     def history(self, schedule: str, n: int = 20, timeout: float | None = None) -> list[KeptResult]:
@@ -293,11 +295,19 @@ class Client:
         except (HistoryUnavailable, UnknownSchedule):  # not kept there; the schedule was removed
             return []
 
+    def _look_back(self, change: Change, timeout: float | None) -> list[HistoryEntry]:
+        """Return all that history has of the schedule of a change."""
+        return self._ask_entries(History(0, change.schedule), timeout).entries
+
     def _ask_history(self, question: History, timeout: float | None) -> list[KeptResult]:
+        return history.results_of(self._ask_entries(question, timeout))
+
+    def _ask_entries(self, question: History, timeout: float | None) -> Entries:
         driver = self._driver
         inspection = driver.tell(lambda now_ns: driver.session.history(now_ns, question))
         _wait_for_answer(driver, inspection, timeout, f"the history of {question.schedule!r}")
-        return history.results_of(inspection.entries)
+        assert inspection.entries is not None
+        return inspection.entries
 
     def invalidate(
         self, key: str = "", *, prefix: str | None = None, timeout: float | None = None

@@ -19,6 +19,12 @@ class Rules(Struct, array_like=True, frozen=True):
     watch: tuple[str, ...] = ()  # fields of the result; none: all of them
     ignore: tuple[str, ...] = ()  # fields at any depth, and patterns "/.../" to take out of texts
     numbers: bool = False  # what is watched must be numbers
+    picture: bool = False  # the handler takes a picture of the page, for the alert about a change
+
+    @property
+    def plain(self) -> bool:
+        """Return whether a result counts as it is."""
+        return not (self.watch or self.ignore or self.numbers)
 
     @property
     def fields_ignored(self) -> frozenset[str]:
@@ -29,8 +35,16 @@ class Rules(Struct, array_like=True, frozen=True):
         return tuple(each[1:-1] for each in self.ignore if is_pattern(each))
 
 
-encode_rules = msgspec.msgpack.Encoder().encode
+_encode = msgspec.msgpack.Encoder().encode
 decode_rules = msgspec.msgpack.Decoder(Rules).decode
+
+
+def encode_rules(rules: Rules) -> bytes:
+    """Return the rules for the worker. Without a picture they are as the version before wrote
+    them: rules that look different begin with a new baseline."""
+    return _encode(rules if rules.picture else (rules.watch, rules.ignore, rules.numbers))
+
+
 PLAIN = encode_rules(Rules())
 
 

@@ -30,7 +30,7 @@ _encode_sorted = msgspec.msgpack.Encoder(order="deterministic").encode
 def look(data: bytes, rules: bytes) -> View:
     """Return the view of a result (msgpack); NothingFound or NotANumber where there is none."""
     value, given = _decode(data), decode_rules(rules)
-    if given == Rules():
+    if given.plain:
         if _has_nothing(value):
             raise NothingFound(f"the result is empty: {_shown(value)}")
         return View(sha256(data).hexdigest(), {}, *_kept(value, data, data))

@@ -1,4 +1,4 @@
-"""Artefacts: files that a failed attempt leaves behind, such as a picture of its page.
+"""Artefacts: files that an attempt leaves behind, such as a picture of its page.
 
     FOLDER/DIGEST.ATTEMPT.TIME.BYTES.TOKEN/screenshot.png
 
@@ -7,6 +7,10 @@ goes with the worker, and renames that directory into FOLDER when the attempt ha
 entry is whole or not there, whoever is killed. Everything that a limit needs is in the entry's
 name: one look at FOLDER says what has to go. Whoever adds an entry trims; the supervisor does so at
 its start and once a minute.
+
+An attempt that succeeds leaves only ATTACHED, where its schedule asks for a picture. The entry is
+there before the supervisor hears of the result, which may be a change; the supervisor removes the
+picture of a result that is none.
 """
 
 import os
@@ -22,6 +26,8 @@ from pathlib import Path
 from msgspec import Struct
 
 FOLDER = "artefacts"  # in the supervisor's state_dir
+ATTACHED = "attached.png"  # goes with the alert about a change
+ATTACHED_BYTES_MAX = 4 * 1024 * 1024  # services take 8 MiB and more, also in base64
 FILE_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 FILES_MAX = 16  # of one attempt
 FILE_BYTES_MAX = 16 * 1024 * 1024
@@ -29,6 +35,7 @@ ATTEMPT_BYTES_MAX = 32 * 1024 * 1024
 BLOCK_BYTES = 4096  # what a file takes on a disk is a multiple of this
 TOKEN_BYTES = 4
 FUTURE_NS = 60 * 10**9  # an entry so far ahead is from a time when the clock was wrong
+PNG_END = b"IEND\xaeB`\x82"  # the last bytes of a PNG: a power failure may have cut it short
 _ENTRY = re.compile(r"([0-9a-f]{32})\.(\d{1,10})\.(\d{1,20})\.(\d{1,12})\.([0-9a-f]{8})")
 
 
@@ -105,6 +112,13 @@ def remove(folder: str, task_ids: list[str]) -> None:
             _remove(each)
 
 
+def remove_attached(folder: str, task_id: str) -> None:
+    """Remove the pictures that would go with an alert about this task."""
+    for each in _of(folder, task_id):
+        if os.path.lexists(os.path.join(each.path, ATTACHED)):
+            _remove(each)
+
+
 def remove_before(folder: str, wall_ns: int) -> None:
     """Remove all artefacts that are older than this time of day."""
     for each in entries(folder):
@@ -129,9 +143,7 @@ def entries(folder: str) -> list[Entry]:
 
 def artefacts_of(folder: str, task_id: str) -> list[Artefact]:
     """Return the files of a task's attempts, the oldest attempt first."""
-    digest = _digest(task_id)
-    own = [each for each in entries(folder) if each.digest == digest]
-    own.sort(key=lambda each: (each.wall_ns, each.token))
+    own = _of(folder, task_id)
     # A task that was run again by hand counts its attempts from 1 again.
     times = Counter(each.attempt for each in own)
     found = []
@@ -148,6 +160,21 @@ def artefacts_of(folder: str, task_id: str) -> list[Artefact]:
     return found
 
 
+def attached_of(folder: str, task_id: str) -> tuple[str, bytes] | None:
+    """Return path and content of the newest picture for the alert about this task; None if there
+    is none, or none that can be sent."""
+    try:
+        own = artefacts_of(folder, task_id)
+        found = [each for each in own if os.path.basename(each.path) == ATTACHED]
+        if not found:
+            return None
+        picture = read(found[-1], 0, ATTACHED_BYTES_MAX + 1)
+    except OSError:  # trimmed meanwhile
+        return None
+    whole = len(picture) <= ATTACHED_BYTES_MAX and picture.endswith(PNG_END)
+    return (found[-1].path, picture) if whole else None
+
+
 def read(artefact: Artefact, offset: int, size: int) -> bytes:
     """Return a part of a file; OSError if it is gone, or no file of ours."""
     descriptor = os.open(artefact.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -157,6 +184,13 @@ def read(artefact: Artefact, offset: int, size: int) -> bytes:
         return os.pread(descriptor, size, offset)
     finally:
         os.close(descriptor)
+
+
+def _of(folder: str, task_id: str) -> list[Entry]:
+    """Return the entries of a task, the oldest first."""
+    digest = _digest(task_id)
+    own = [each for each in entries(folder) if each.digest == digest]
+    return sorted(own, key=lambda each: (each.wall_ns, each.token))
 
 
 def _digest(task_id: str) -> str:

@@ -21,13 +21,14 @@ from typing import Any
 from urllib.parse import unquote
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from musterd.ipc.secrets.forms import Written, scrub
 from musterd.ipc.secrets.lookup import MissingSecret, find_secret, read_secret
+from musterd.supervisor.alerts.pictures import pictures_of
 from musterd.supervisor.alerts.rules import Message
 from musterd.supervisor.alerts.settings import Destination
-from musterd.supervisor.alerts.wording import Room, as_data, severity, texts
+from musterd.supervisor.alerts.wording import AGAIN, Room, Text, as_data, severity, texts
 from musterd.supervisor.processes.handles import follow_output, how_it_ended
 from musterd.supervisor.system.linux import (
     become_subreaper,
@@ -49,6 +50,7 @@ class Delivery(Struct, frozen=True):
     destination: Destination
     message: Message
     host: str
+    pictures: str = ""  # folder; "": none are kept
 
 
 class Undelivered(Exception):
@@ -99,6 +101,7 @@ def notify(url: str, call: Delivery) -> None:
     """Send the message through apprise; Undelivered if the service refuses it."""
     try:
         import apprise
+        from apprise.attachment.memory import AttachMemory
         from apprise.plugins.custom_json import NotifyJSON
     except ImportError:
         raise Undelivered("apprise is not installed: install musterd[alerts]") from None
@@ -115,14 +118,31 @@ def notify(url: str, call: Delivery) -> None:
             data = as_data(call.message, call.host, call.destination)
             service.payload_extras["musterd"] = data
         room = Room(max(0, service.title_maxlen), service.body_maxlen)
-        arrived = 0
-        for text in texts(call.message, call.host, call.destination, room):
+        takes_files = getattr(service, "attachment_support", False)
+        pictures = [
+            AttachMemory(  # type: ignore[no-untyped-call,unused-ignore]
+                content=each.data, name=each.name, mimetype="image/png"
+            )
+            for each in (pictures_of(call.pictures, call.message) if takes_files else ())
+        ]
+
+        def send(text: Text, files: list[Any]) -> bool:
             taken = services.notify(
                 body=text.body,
                 title=text.title,
                 notify_type=apprise.NotifyType(severity(call.message)),
                 body_format=apprise.NotifyFormat.TEXT,
+                attach=apprise.AppriseAttachment(files) if files else None,
             )
+            return bool(taken)
+
+        arrived = 0
+        for text in texts(call.message, call.host, call.destination, room):
+            taken = send(text, pictures)
+            if not taken and pictures:
+                # It may be the pictures that are refused, and the text may have arrived.
+                taken = send(structs.replace(text, title=text.title + AGAIN), [])
+            pictures = []  # they go with the first part
             if not taken:
                 lines = [line.strip() for line in said.getvalue().splitlines() if line.strip()]
                 raise Undelivered("; ".join(lines) or "the service refused it", arrived)
@@ -135,9 +155,9 @@ def notify(url: str, call: Delivery) -> None:
 def run(call: Delivery) -> None:
     """Run the command; Undelivered unless it exits with 0 in time."""
     seconds = call.destination.timeout_ns / 1e9
-    given = memory_file(
-        msgspec.json.encode(as_data(call.message, call.host, call.destination)) + b"\n"
-    )
+    paths = {each.task: each.path for each in pictures_of(call.pictures, call.message)}
+    data = as_data(call.message, call.host, call.destination, paths)
+    given = memory_file(msgspec.json.encode(data) + b"\n")
     become_subreaper()  # all its processes stay below us
     try:
         process = subprocess.Popen(

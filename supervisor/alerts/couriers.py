@@ -34,9 +34,11 @@ class _Courier(Struct, eq=False):
 
 
 class Couriers:
-    def __init__(self, selector: selectors.BaseSelector, host: str) -> None:
+    def __init__(self, selector: selectors.BaseSelector, host: str, pictures: str = "") -> None:
+        """`pictures` is the folder of those that go with messages; "": none do."""
         self._selector = selector
         self._host = host
+        self._pictures = pictures
         self._out: list[_Courier] = []
         self._waiting: list[tuple[Message, Destination, Then]] = []  # at most one of each rule
 
@@ -59,7 +61,7 @@ class Couriers:
     def _make(
         self, now_ns: int, message: Message, destination: Destination, then: Then
     ) -> _Courier:
-        call = Delivery(destination, message, self._host)
+        call = Delivery(destination, message, self._host, self._pictures)
         given = memory_file(msgspec.json.encode(call))  # not in arguments, which ps shows
         try:
             process = subprocess.Popen(

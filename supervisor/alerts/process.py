@@ -63,7 +63,7 @@ class AlertProcess:
         self._parent = parent
         self._beat_fd = beat_fd
         self._selector = selectors.DefaultSelector()
-        self._couriers = Couriers(self._selector, socket.gethostname())
+        self._couriers = Couriers(self._selector, socket.gethostname(), settings.pictures)
         self._alerting = Alerting(settings.rules)
         self._file = StateFile(settings.state_file)
         self._saved: SavedState | None = None

@@ -39,3 +39,4 @@ class AlertSettings(Struct, frozen=True):
     state_file: str
     rules: list[Rule]
     destinations: dict[str, Destination]
+    pictures: str = ""  # folder of artefacts

@@ -6,6 +6,7 @@ long texts takes a while.
 
 import json
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -164,12 +165,20 @@ def _title_of_one(message: Message, host: str) -> str:
     return f"musterd on {host}: {'resolved: ' if message.ended else ''}{_named(line)}"
 
 
-def as_data(message: Message, host: str, destination: Destination) -> dict[str, Any]:
-    """Return the message as data, for a command's standard input and for a web hook."""
+def as_data(
+    message: Message, host: str, destination: Destination, pictures: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the message as data, for a command's standard input and for a web hook.
+
+    `pictures` are paths, by task: a web hook gets the pictures themselves.
+    """
     told: dict[str, Any] = msgspec.to_builtins(message)
     del told["made_ns"]
     told["alert"] = told.pop("rule")
-    told["changes"] = [_change_data(change) for change in message.changes]
+    told["changes"] = [
+        _change_data(change) | {"picture": (pictures or {}).get(change.task, "")}
+        for change in message.changes
+    ]
     text = texts(message, host, destination, Room())[0]
     return {**told, "host": host, "title": text.title, "body": text.body}
 

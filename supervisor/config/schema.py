@@ -66,10 +66,12 @@ from musterd.supervisor.config.watching import (
     CONFIRM_MAX,
     KEEP_MAX,
     LIMIT_MAX,
+    SCREENSHOT,
     STALE_MAX,
     FieldNames,
     Ignored,
     Step,
+    attach_conflicts,
     given_keys,
     watch_conflicts,
 )
@@ -328,6 +330,7 @@ class ScheduleConfig(Section, frozen=True):
     by: Annotated[str, Step()] = ""
     keep: Annotated[int, Whole(2, KEEP_MAX)] = 20
     stale: Annotated[int, Whole(0, STALE_MAX)] = 3
+    attach: Annotated[str, Choice(("", SCREENSHOT))] = ""
     session: Annotated[str, Label(SESSION_CHARS_MAX)] = ""
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -444,6 +447,10 @@ def schedule_conflicts(config: Config, schedule: ScheduleConfig) -> Iterator[Con
         yield ("task",), "has a pool that is not enabled: enable one of them"
     if config.cluster.shares(schedule.task.partition(".")[0]):
         yield from shared_watch_conflicts(schedule)
+    if schedule.attach:
+        worker = pool.worker if pool is not None else ""
+        parses = worker == USUAL_POOLS["parser"]["worker"]
+        yield from attach_conflicts(schedule.task, parses=parses, kept=config.artefacts.enabled)
     problem = problem_of(schedule.task, schedule.args, config.supervisor.redact)
     if problem:
         yield ("args",), problem

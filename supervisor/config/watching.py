@@ -14,7 +14,8 @@ LIMIT_MAX = 1e15  # of a number that is watched: floats count every whole number
 CONFIRM_MAX = 100
 KEEP_MAX = 200  # its list is written with each run
 STALE_MAX = 1000
-WATCH_KEYS = ("watch", "ignore", "confirm", "above", "below", "by", "keep", "stale")
+WATCH_KEYS = ("watch", "ignore", "confirm", "above", "below", "by", "keep", "stale", "attach")
+SCREENSHOT = "screenshot"  # value of `attach`
 
 
 class FieldNames(TextList, frozen=True):
@@ -82,7 +83,7 @@ def parse_step(value: object) -> tuple[float, bool]:
 def rules_of(schedule: Any) -> Rules:
     """Return what the worker has to know of a result that is watched."""
     numbers = schedule.above is not None or schedule.below is not None or bool(schedule.by)
-    return Rules(schedule.watch, schedule.ignore, numbers)
+    return Rules(schedule.watch, schedule.ignore, numbers, schedule.attach == SCREENSHOT)
 
 
 def given_keys(schedule: Struct) -> list[str]:
@@ -101,7 +102,19 @@ def watch_conflicts(schedule: Any) -> Iterator[Conflict]:
             yield ("ignore",), f'has "{name}", which is in watch: remove it from one of them'
     if len(encode_rules(rules)) > WATCH_BYTES_MAX:
         yield ("watch",), f"and ignore have over {WATCH_BYTES_MAX} bytes together: shorten them"
-    if rules != Rules() and (schedule.key or schedule.cache_ns or schedule.debounce_ns):
+    if not rules.plain and (schedule.key or schedule.cache_ns or schedule.debounce_ns):
         name = "key" if schedule.key else "cache" if schedule.cache_ns else "debounce"
         why = "takes results of other tasks, which these rules have not seen"
         yield (name,), f"{why}: remove it, or watch, ignore, above, below and by"
+
+
+def attach_conflicts(task: str, *, parses: bool, kept: bool) -> Iterator[Conflict]:
+    """Yield why a schedule cannot have a picture; `parses`: by the built-in parser worker."""
+    if parses:
+        yield (
+            ("attach",),
+            f"has no effect with task '{task}', which shows no page: use browser.extract or "
+            "browser.render, or remove it",
+        )
+    if not kept:
+        yield ("attach",), "has no effect where artefacts.enabled is false: remove one of them"

@@ -95,8 +95,7 @@ class ActionRunner:
     ) -> None:
         """`leave` ends the loop; workers' own clients use `tasks_socket`, the sidecar `node`."""
         self._shell = shell
-        self._store = store
-        self._spawner = spawner
+        self._store, self._spawner = store, spawner
         self._workers, self._clients = workers, clients
         self._answers = answers
         self._control = control
@@ -122,6 +121,7 @@ class ActionRunner:
             actions.Deliver: self._deliver,
             actions.TellMissing: self._tell_missing,
             actions.TellChanges: lambda a: clients.newest_changes(a.peer, a.changes),
+            actions.ForgetPicture: lambda a: shell.artefacts.forget_attached(a.task),
             actions.TellProgress: lambda a: clients.progress(a.peers, a.note),
             actions.FindState: self._find_state,
             actions.AnswerState: self._answer_state,
@@ -406,10 +406,7 @@ class ActionRunner:
 
         numbers = (report.number_before, report.number)
         keys = [history_key(report.schedule, number) for number in numbers]
-        if self._shell.store_requests.full:
-            self._tell_change(report)
-            return
-        self._shell.store_requests.ask(
+        self._shell.store_requests.ask_slow(
             FindFacts(HISTORY, keys), found, lambda: self._tell_change(report)
         )
 

@@ -10,7 +10,7 @@ from msgspec import Struct, structs
 from musterd.ipc.client.taskspec import encode_args, key_of
 from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy, RetryPolicy, Strategy
 from musterd.ipc.secrets.reference import from_json
-from musterd.ipc.watching.rules import Rules, encode_rules
+from musterd.ipc.watching.rules import encode_rules
 from musterd.ipc.wire.messages import NOT_GIVEN, PRIORITY_NAMES
 from musterd.supervisor.config.bulk import by_precision, is_pattern
 from musterd.supervisor.config.kinds import STRATEGIES
@@ -290,13 +290,14 @@ def _watching(schedule: ScheduleConfig) -> WatchPolicy:
     if not schedule.notify:
         return WatchPolicy()
     rules = rules_of(schedule)
-    encoded = encode_rules(rules)
+    compared = encode_rules(structs.replace(rules, picture=False))
     by, by_share = parse_step(schedule.by) if schedule.by else (0.0, False)
     return _same(
         WatchPolicy,
         schedule,
-        rules=encoded,
-        name=sha256(encoded).hexdigest()[:RULES_DIGITS] if rules != Rules() else "",
+        rules=encode_rules(rules),
+        name="" if rules.plain else sha256(compared).hexdigest()[:RULES_DIGITS],
+        picture=rules.picture,
         by=by,
         by_share=by_share,
     )

@@ -5,6 +5,7 @@ ConfigurationError for a runtime directory whose path is too long.
 
 from msgspec import Struct
 
+from musterd.ipc.wire.artefacts import FOLDER
 from musterd.supervisor.alerts.rules import Rule
 from musterd.supervisor.alerts.settings import AlertSettings, Destination
 from musterd.supervisor.config.http import parse_address
@@ -58,9 +59,11 @@ def publisher_settings(config: Config) -> PublisherSettings:
 
 def alert_settings(config: Config) -> AlertSettings:
     enabled = {name: alert for name, alert in config.alerts.items() if alert.enabled}
+    state_dir = directories.state_dir(config.supervisor.state_dir)
     return AlertSettings(
         control_socket=_control(config),
-        state_file=str(directories.state_dir(config.supervisor.state_dir) / ALERTS_FILE),
+        state_file=str(state_dir / ALERTS_FILE),
+        pictures=str(state_dir / FOLDER) if config.artefacts.enabled else "",
         rules=[
             Rule(
                 name,

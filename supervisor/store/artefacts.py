@@ -95,6 +95,20 @@ class ArtefactFiles:
 
         self._calls.put(remove)
 
+    def forget_attached(self, task_id: str) -> None:
+        """Remove the picture of a result that is no change. While many callers wait it stays until
+        it is trimmed."""
+
+        def remove() -> Callable[[], None]:
+            try:
+                artefacts.remove_attached(self._keep.folder, task_id)
+            except OSError as error:
+                log.warning("a picture cannot be removed: %s", error)
+            return _nothing
+
+        if not self.full:
+            self._calls.put(remove)
+
     def close(self) -> None:
         """End the thread; answers that are still to come are dropped."""
         self._calls.put(None)

@@ -10,11 +10,11 @@ from musterd.ipc.watching.difference import one_line, summary
 from musterd.ipc.wire.history import HistoryEntry
 from musterd.supervisor.api.history import ChangeItem, HistoryItem
 from musterd.supervisor.core.model.actions import Report
-from musterd.supervisor.core.model.watching import HISTORY_BYTES_MAX
+from musterd.supervisor.core.model.watching import HISTORY_BYTES_MAX, Kept
 
 # JSON of a result in an event: hundreds of events are kept in memory.
 EVENT_VALUE_BYTES_MAX = 4 * 1024
-# JSON of all results in one answer, which the loop makes in one turn.
+# JSON of all results in one answer, which the loop encodes in one turn.
 ANSWER_BYTES_MAX = HISTORY_BYTES_MAX
 CUT = "(only the beginning of the result is kept, and that is the same)"
 
@@ -87,6 +87,19 @@ class Answer:
         self._room -= size
         left_out = entry is not None and value is None and size == 0
         return value, left_out or (entry is not None and entry.cut)
+
+
+def brief_change(schedule: str, pool: str, kept: Kept) -> ChangeItem:
+    """Return a change without what the store has of it."""
+    return ChangeItem(
+        schedule=schedule,
+        at=kept.changed_ns / 1e9,
+        task="",
+        number=kept.number,
+        digest="",
+        cut=True,
+        pool=pool,
+    )
 
 
 def _shown(entry: HistoryEntry | None, room: int) -> tuple[Any, int]:

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from typing import Any
 
 import psutil
@@ -15,7 +14,7 @@ from musterd import (
     StillRunning,
     UnknownSchedule,
 )
-from support.daemon import Jobs, Muster
+from support.daemon import Jobs, Muster, slowest_turn
 from support.waiting import Waiting
 
 PATIENCE_SECONDS = 60.0
@@ -29,12 +28,6 @@ def names(daemon: Muster) -> dict[str, dict[str, Any]]:
     done = daemon.ctl("--json", "schedule")
     assert done.returncode == 0, done.stderr
     return {each["name"]: each for each in json.loads(done.stdout)["schedules"]}
-
-
-def slowest_turn(log: str) -> float:
-    """Return the slowest turn in processor time, because this machine may be busy."""
-    slow = [float(found) for found in re.findall(r"event=loop.slow .*?cpu=([\d.]+)", log)]
-    return max(slow, default=0.0)
 
 
 def test_what_a_client_puts_runs_and_survives_kill_9(jobs: Jobs) -> None:

@@ -56,6 +56,7 @@ FIGURES = {
         "backlog.supervisor.1000",
     ],
 }
+ALL = ["at-once", "spread", "runs"]
 TARGETS = 8  # a quick run does not judge the targets of a million queued tasks
 
 
@@ -141,6 +142,22 @@ def test_the_curves_of_growth_are_measured_and_drawn(tmp_path: Path, scratch: Pa
     assert all(len(found) == 1 and found[0] > 0 for found in samples)
     drawn = ElementTree.fromstring(svg.read_text())
     assert len(drawn.findall(".//{*}polyline")) == 2 * len(measures)
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize("names", [["runs"], pytest.param(ALL, marks=pytest.mark.long)], ids=str)
+def test_what_schedules_leave_is_bounded(tmp_path: Path, scratch: Path, names: list[str]) -> None:
+    path = tmp_path / "figures.json"
+    only = [word for name in names for word in ("--only", name)]
+    done = bench(scratch, "--quick", "--json", str(path), *only, script="schedules.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    measures = json.loads(path.read_text())["measures"]
+    assert [found["name"] for found in measures] == names
+    figures = {each["key"]: each["samples"] for found in measures for each in found["figures"]}
+    assert all(figures.values())
+    workers = 2  # each may be about to trim
+    assert max(figures["runs.artefacts"]) <= 200 + workers
+    assert figures["runs.history"][0] < 40, "of some 54 that differed"
     assert list(scratch.iterdir()) == []
 
 

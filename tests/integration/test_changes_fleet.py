@@ -96,3 +96,52 @@ def test_a_loop_reads_changes_beside_its_other_work(watch, turn):
             return heard
 
     assert asyncio.run(main()) == ["two", "three"]
+
+
+MISSED = ("two", "three", "four", "three")
+
+
+def test_every_change_of_a_disconnect_comes_in_order_and_once(watch, turn):
+    client = watch.client()
+    turn("tea", "one")
+    turn("salt", "one")
+    changes = client.changes(timeout=30)
+    client.submit("watch.read", {"path": str(watch.config_path)}).result(30)  # now it follows
+    turn("salt", "two")
+    assert next(changes).schedule == "salt"
+    with client._driver.lock:  # its thread does not connect meanwhile
+        watch.kill()
+        watch.start()
+        for text in MISSED[:2]:
+            turn("tea", text)
+        watch.kill()
+        watch.start()
+        for text in MISSED[2:]:
+            turn("tea", text)
+        turn("salt", "three")
+    heard = [next(changes) for _ in range(len(MISSED) + 1)]
+    tea = [each for each in heard if each.schedule == "tea"]
+    assert [each.after for each in tea] == list(MISSED)
+    assert [each.before for each in tea] == ["one", *MISSED[:-1]]
+    assert [each.task.result(30) for each in tea] == list(MISSED)
+    assert [each.after for each in heard if each.schedule == "salt"] == ["three"]
+    turn("tea", "five")
+    assert next(changes).after == "five"
+
+
+def test_a_loop_that_was_away_gets_every_change(watch, turn):
+    turn("tea", "one")
+
+    async def main() -> list[str]:
+        async with AsyncClient(watch.tasks_socket) as client:
+            changes = client.changes("tea", timeout=30)
+            page = {"path": str(watch.config_path)}
+            await (await client.submit("watch.read", page)).result(30)
+            # Not in a thread: the loop must not connect meanwhile.
+            watch.kill()
+            watch.start()
+            for text in MISSED:
+                turn("tea", text)
+            return [(await anext(changes)).after for _ in MISSED]
+
+    assert asyncio.run(main()) == list(MISSED)

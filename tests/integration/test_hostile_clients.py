@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from musterd.ipc.wire.messages import RESULT_BYTES_MAX
-from support.daemon import Jobs, Muster
+from support.daemon import Jobs, Muster, slowest_turn
 from support.surroundings import BrokenDisk
 from support.waiting import Waiting
 
@@ -70,12 +70,6 @@ def peak_bytes(pid: int) -> int:
     found = re.search(r"VmHWM:\s+(\d+) kB", status)
     assert found is not None
     return int(found[1]) * 1024
-
-
-def slowest_turn(log: str) -> float:
-    """Return the slowest turn in processor time, because this machine may be busy."""
-    slow = [float(found) for found in re.findall(r"event=loop.slow .*?cpu=([\d.]+)", log)]
-    return max(slow, default=0.0)
 
 
 def test_clients_that_come_again_while_the_store_is_slow_are_bounded(

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -267,3 +268,9 @@ def musters(short_folder: Path, node: pytest.Item) -> Iterator["Musters"]:
         left = [path.name for path in each.runtime.glob("*.sock")]
         assert not left, f"sockets left behind: {left}"
         assert not list((each.state / "tmp").glob("*")), "temporary files left behind"
+
+
+def slowest_turn(log: str) -> float:
+    """Return the slowest turn of the loop in processor time, because this machine may be busy."""
+    slow = [float(found) for found in re.findall(r"event=loop.slow .*?cpu=([\d.]+)", log)]
+    return max(slow, default=0.0)

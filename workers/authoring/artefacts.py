@@ -1,4 +1,5 @@
-"""Artefacts of one attempt: held until it ends, written to disk only where it has failed.
+"""Artefacts of one attempt: held until it ends, written to disk only where it has failed; and the
+picture for the alert about a change, written where it has succeeded.
 
 Nothing is written for an attempt that succeeds, unless a tool has to write a file itself (path()).
 ipc/wire/artefacts.py says where they go and how they are bounded.
@@ -13,6 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from musterd.ipc.wire.artefacts import (
+    ATTACHED,
     ATTEMPT_BYTES_MAX,
     FILE_BYTES_MAX,
     FILE_NAME,
@@ -95,6 +97,13 @@ class Artefacts:
             each.chmod(0o600)
             left -= size
         return any(staged.iterdir())
+
+
+def attach(keep: Keep, task_id: str, attempt: int, picture: bytes) -> None:
+    """Make this the picture of a successful attempt; OSError says why not."""
+    made = Artefacts(keep)
+    made.hold(ATTACHED, picture)
+    made.publish(task_id, attempt, str)
 
 
 def check_name(name: str) -> None:

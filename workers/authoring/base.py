@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
 import msgspec
 from msgspec import Struct
 
+from musterd.ipc.wire.artefacts import ATTACHED_BYTES_MAX
 from musterd.ipc.wire.messages import AS_CONFIGURED, NOT_GIVEN, FallbackOn, Fetching, Lease
 from musterd.workers.authoring import closing
-from musterd.workers.authoring.artefacts import Artefacts, Held, check_name
+from musterd.workers.authoring.artefacts import Artefacts, Held, attach, check_name
 from musterd.workers.authoring.settings import settings
 from musterd.workers.metrics import Metrics, metrics
 
@@ -125,13 +126,18 @@ class _Watched(Struct, array_like=True, frozen=True):
 
     watch: tuple[str, ...] = ()  # none: all of them
     ignore: tuple[str, ...] = ()
+    numbers: bool = False
+    picture: bool = False
+
+
+_decode_watched = msgspec.msgpack.Decoder(_Watched).decode
 
 
 class Context:
     """Handler's view of its attempt."""
 
     __slots__ = (
-        *("_artefacts", "_channel", "_lease", "_log", "_session", "_state"),
+        *("_artefacts", "_attached", "_channel", "_lease", "_log", "_session", "_state"),
         *("attempt", "cancelled", "deadline", "task_id"),
     )
 
@@ -150,6 +156,7 @@ class Context:
         self._channel = channel  # None outside of a worker, as in a test of a handler
         self._lease = lease
         self._artefacts: Artefacts | None = None
+        self._attached = b""
         self._log: logging.LoggerAdapter[logging.Logger] | None = None
         self._session: Session | None = None
         self._state: OperationState | None = None
@@ -229,7 +236,7 @@ class Context:
         """Tell whether a schedule watches this field of the result."""
         if self._lease is None or not self._lease.watch:
             return False
-        rules = msgspec.msgpack.decode(self._lease.watch, type=_Watched)
+        rules = _decode_watched(self._lease.watch)
         named = {each.partition(".")[0] for each in rules.watch}
         return (not named or field in named) and field not in rules.ignore
 
@@ -267,6 +274,22 @@ class Context:
         check_name(name)
         return self._held(always=always).path(name) if self.wants_artefacts(always=always) else None
 
+    @property
+    def attaches(self) -> bool:
+        """Whether the schedule asks for a picture (`attach`), and it can be kept."""
+        if self._lease is None or not self._lease.watch or settings().artefacts is None:
+            return False
+        return _decode_watched(self._lease.watch).picture
+
+    def attach(self, picture: bytes) -> None:
+        """Send this picture, a PNG, with the alert about the result, if that is a change.
+
+        One that is too large is left out. Schedules ask for it by `attach`; where none does,
+        nothing happens. It is sent as it is, whatever secrets it shows.
+        """
+        if self.attaches:
+            self._attached = picture if len(picture) <= ATTACHED_BYTES_MAX else b""
+
     def _held(self, *, always: bool) -> Artefacts:
         if self._artefacts is None:
             keep = settings().artefacts
@@ -276,9 +299,16 @@ class Context:
         return self._artefacts
 
     def drop_artefacts(self) -> None:
-        """Forget them: the attempt has succeeded."""
+        """Forget them: the attempt has succeeded. Its picture is kept until the result is known to
+        be no change."""
         if self._artefacts is not None:
             self._artefacts.discard()
+        keep = settings().artefacts
+        if self._attached and keep is not None:
+            try:
+                attach(keep, self.task_id, self.attempt, self._attached)
+            except OSError as error:
+                self.log.warning("the picture of the page is not kept: %s", error)
 
     def keep_artefacts(self) -> None:
         """Write them to disk, after a failure; nobody looks into those of a cancelled task."""

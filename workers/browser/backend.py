@@ -1,6 +1,7 @@
 """Interface of a browser and its pages, however it is driven, and the settings of one page."""
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -317,6 +318,7 @@ class Page(ABC):
     raw: Any  # Playwright's Page, or the Session of our own client
     console: Console  # empty where the backend does not listen
     origins: set[str]  # of the documents that the page has shown
+    leave_at = math.inf  # when its task leaves it, in seconds of time.monotonic()
     characters_max = 0  # of a document: one that cannot be within it is not loaded; 0: any
 
     @abstractmethod

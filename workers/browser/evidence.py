@@ -1,4 +1,5 @@
 """Why a page failed: a picture, the HTML and the console, held for the case that its task fails.
+And the picture for the alert about a change, taken before the page is left.
 
 A browser that is wedged, or whose page spins, answers nothing: what does not come in time is left
 out, and the failure is not held up. The console is known already.
@@ -44,6 +45,18 @@ async def hold(
     began = time.monotonic()
     await _hold(ctx, page, error, always=wanted == "always", trace=trace)
     return min(time.monotonic() - began, LATE_SECONDS)
+
+
+async def attach(ctx: Context, page: Page) -> None:
+    """Take the picture that the schedule asks for. Without one the task succeeds all the same."""
+    if not ctx.attaches:
+        return
+    seconds = min(_seconds(ctx, EVIDENCE_SECONDS), (page.leave_at - time.monotonic()) / 2)
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            ctx.attach(await page.last_picture())
+    except (TimeoutError, MusterdError) as error:
+        ctx.log.warning("there is no picture of the page: %s", error or "it took too long")
 
 
 async def _hold(

@@ -293,6 +293,7 @@ class BrowserWorker(Worker):
         ):
             if session is None:
                 yield page
+                await evidence.attach(ctx, page)
                 return
             await page.put_session(session)
             try:
@@ -301,6 +302,7 @@ class BrowserWorker(Worker):
                 # Sites change their cookies at any time: also on the way to an error.
                 await self._taken(page, session)
                 raise
+            await evidence.attach(ctx, page)  # first: for its storage a page may leave the site
             async with asyncio.timeout(TAKE_SECONDS):
                 await page.take_session(session)
 
@@ -359,6 +361,7 @@ class BrowserWorker(Worker):
             # The backends' own timeouts do not cover a page whose script spins.
             async with asyncio.timeout(seconds), self.open_page(ctx, url, **settings) as page:
                 page.characters_max = wait.characters_max
+                page.leave_at = time.monotonic() + seconds
                 status = await self._gone_to(ctx, page, url, wait)
                 if status == PROXY_LOGIN:
                     raise status_error(status, shown_url(url))

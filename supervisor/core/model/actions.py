@@ -224,6 +224,12 @@ class TellChanges(_Answer, frozen=True):
     changes: list[Change]
 
 
+class ForgetPicture(Action, frozen=True):
+    """Remove the picture that a run has left: its result is no change."""
+
+    task: str
+
+
 class TellProgress(_Answer, frozen=True, gc=False):
     """Send progress to the clients that wait for a task; may be dropped for slow clients."""
 

@@ -133,6 +133,7 @@ class WatchPolicy(Struct, frozen=True):
     by_share: bool = False  # `by` is a share of that
     keep: int = 20  # different results
     stale: int = 3  # failed runs in a row that are reported; 0: never
+    picture: bool = False  # the worker leaves one with each result; only those of changes stay
 
     @property
     def numeric(self) -> bool:

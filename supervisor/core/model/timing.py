@@ -11,7 +11,8 @@ hour or the minute (`*` or `*/N` there) go on.
 import re
 from collections.abc import Callable, Iterator
 from datetime import datetime, tzinfo
-from itertools import islice, takewhile
+from functools import lru_cache
+from itertools import takewhile
 
 from cronsim import CronSim, CronSimError
 from msgspec import Struct
@@ -35,6 +36,9 @@ ZoneOf = Callable[[str], tzinfo]  # finds a time zone by its name
 
 # How far the search for the newest instants looks back; doubled until enough are found.
 LOOK_BACK_NS = 60 * SECOND_NS
+# Next instants that are remembered: to find one takes some 30 µs, and many schedules have the same
+# expression, and each asks twice.
+NEXT_KEPT = 4096
 
 
 class Due(Struct, frozen=True):
@@ -75,7 +79,7 @@ class Cron(Struct, frozen=True):
 
     def next_after(self, last_ns: int) -> int | None:
         """Return the next instant; None if nothing matches for fifty years."""
-        return next(self._after(last_ns), None)
+        return _next_after(self, last_ns // SECOND_NS)
 
     def due(self, last_ns: int, now_ns: int, limit: int) -> Due:
         """Return the newest `limit` instants after last_ns and not after now_ns.
@@ -83,9 +87,12 @@ class Cron(Struct, frozen=True):
         The search goes backwards in stretches that double: after a year of downtime a schedule of
         every minute costs no more than after a day.
         """
-        found = self._between(last_ns, now_ns, 2)
-        if len(found) < 2:
-            return Due(tuple(found))
+        first = self.next_after(last_ns)
+        if first is None or first > now_ns:
+            return Due(())
+        second = self.next_after(first)
+        if second is None or second > now_ns:
+            return Due((first,))
         back_ns = LOOK_BACK_NS
         while True:
             start_ns = max(last_ns, now_ns - back_ns)
@@ -97,12 +104,12 @@ class Cron(Struct, frozen=True):
                 return Due(tuple(instants))
             back_ns *= 2
 
-    def _between(self, start_ns: int, end_ns: int, count_max: int | None = None) -> list[int]:
-        until_end = takewhile(lambda instant_ns: instant_ns <= end_ns, self._after(start_ns))
-        return list(islice(until_end, count_max))
+    def _between(self, start_ns: int, end_ns: int) -> list[int]:
+        after = self.after(start_ns // SECOND_NS)
+        return list(takewhile(lambda instant_ns: instant_ns <= end_ns, after))
 
-    def _after(self, last_ns: int) -> Iterator[int]:
-        last_second = last_ns // SECOND_NS
+    def after(self, last_second: int) -> Iterator[int]:
+        """Yield the instants after this second."""
         found = _Calendar(
             fields_of(self.expression), datetime.fromtimestamp(last_second, self.zone)
         )
@@ -114,6 +121,11 @@ class Cron(Struct, frozen=True):
             if shown.replace(tzinfo=None) == moment.replace(tzinfo=None) or _matches(found, shown):
                 last_second = second
                 yield second * SECOND_NS
+
+
+@lru_cache(NEXT_KEPT)
+def _next_after(cron: Cron, last_second: int) -> int | None:
+    return next(cron.after(last_second), None)
 
 
 class _Calendar(CronSim):

@@ -34,14 +34,12 @@ from musterd.ipc.wire.messages import (
     CANCELLED,
     FAILED,
     SUCCEEDED,
-    Change,
     Failure,
-    Outcome,
     Rejection,
 )
 from musterd.ipc.wire.schedule_messages import UNKNOWN_SCHEDULE
 from musterd.supervisor.core.model import events, schedule_events
-from musterd.supervisor.core.model.actions import Acknowledge, Report, TellChanges
+from musterd.supervisor.core.model.actions import Acknowledge
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.policy import FleetPolicy, SchedulePolicy
 from musterd.supervisor.core.model.pool import ForkServerState
@@ -62,10 +60,7 @@ from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.model.watching import (
     HISTORY,
     begin_anew,
-    encode_entry,
     history_key,
-    judge,
-    trim,
 )
 from musterd.supervisor.core.tasks.due_times import DueTimes
 from musterd.supervisor.core.tasks.intake import Intake
@@ -80,8 +75,8 @@ from musterd.supervisor.core.tasks.schedule import (
     decode_record,
     encode_record,
     readable,
-    seen_of,
 )
+from musterd.supervisor.core.tasks.schedule_results import ScheduleResults
 
 # Timers are set for instants within this time: two readings of the clock.
 HORIZON_NS = 2 * SECOND_NS
@@ -102,6 +97,7 @@ class Schedules:
         self._ledger = ledger
         self._leases = leases
         self._intake = intake
+        self._results = ScheduleResults(state, ledger)
         self.by_name = {each.name: Schedule(each) for each in _own(state.policy)}
         self._due: DueTimes[Schedule] = DueTimes()
         self._waiting: dict[str, Schedule] = {}  # due, and not to be run before the next reading
@@ -128,7 +124,7 @@ class Schedules:
             record = decode_record(value)
         except msgspec.MsgspecError as error:
             why = f"what was stored of it cannot be read ({error}): it begins anew"
-            self._report(schedule, "schedule.reset", "error", reason=why)
+            self._results.report(schedule, "schedule.reset", "error", reason=why)
             return
         self._restore(schedule, record)
 
@@ -225,10 +221,6 @@ class Schedules:
     def clock_read(self, _: events.ClockRead) -> None:
         for name, schedule in list(self._restless.items()):
             if schedule.told and self._ledger.settled:
-                watched, told = schedule.record.watched, schedule.told
-                watched.untold = [note for note in watched.untold if note not in told]
-                schedule.told = []
-                self._forget_entries(schedule, trim(schedule.policy.watching, watched))
                 self._write(schedule)
             self._tell_skipped(schedule)
             if not schedule.told and not schedule.unreported:
@@ -257,7 +249,9 @@ class Schedules:
                 schedule.settle(max(schedule.record.last_ns, self._wall_ns()))
                 self._due.list(schedule, 0)
             self._write(schedule)
-            self._report(schedule, "schedule.paused" if event.paused else "schedule.resumed")
+            self._results.report(
+                schedule, "schedule.paused" if event.paused else "schedule.resumed"
+            )
         self._ledger.tell(Acknowledge(event.peer, event.request, rejected))
 
     def hold(self, name: str) -> None:
@@ -267,12 +261,7 @@ class Schedules:
         self._write(schedule)
 
     def followed(self, event: events.ChangesFollowed) -> None:
-        changes = [
-            Change(name, note.task, note.digest, note.at_ns, note.number, note.before)
-            for name, schedule in self.by_name.items()
-            if (note := schedule.record.watched.newest) is not None
-        ]
-        self._ledger.tell(TellChanges(event.peer, changes))
+        self._results.tell_newest(event.peer, self.by_name.values())
 
     def change_told(self, event: events.ChangeTold) -> None:
         """Note that a change was told; that is written when the clock is read next."""
@@ -376,7 +365,7 @@ class Schedules:
         now_ns = self._state.now_ns
         if not schedule.reset_ns or now_ns - schedule.reset_ns >= REPORT_GAP_NS:
             schedule.reset_ns = now_ns
-            self._report(schedule, "schedule.reset", "warning", reason=why)
+            self._results.report(schedule, "schedule.reset", "warning", reason=why)
         return True
 
     def _look_again(self, schedule: Schedule) -> None:
@@ -510,42 +499,11 @@ class Schedules:
             self._state.timers.at(self._state.now_ns, self._look_again, schedule)
         good = outcome.state == SUCCEEDED and not (outcome.stale or outcome.fallback)
         if policy.notify and good:
-            self._look_at(schedule, task, outcome)
+            self._results.look_at(schedule, task, outcome)
         elif policy.notify and (outcome.state in (FAILED, SUCCEEDED) or outcome.attempts):
-            self._count_failure(schedule, outcome)
+            self._results.count_failure(schedule, outcome)
         if newest or policy.notify:
             self._write(schedule)
-
-    def _look_at(self, schedule: Schedule, task: Task, outcome: Outcome) -> None:
-        """Judge a good result; write its entry of history in the transaction of the result."""
-        policy, watched = schedule.policy, schedule.record.watched
-        watched.failures = 0
-        if watched.stale:
-            watched.stale = False
-            self._report(schedule, "watch.recovered")
-        seen = seen_of(task, outcome, self._state.wall_ns(), by_rules=bool(policy.watching.name))
-        if seen is None or task.spec.watch != policy.watching.rules:
-            return  # the result of another task, or one by the rules before a reload
-        judgement = judge(policy.watching, watched, seen)
-        if judgement.entry is not None:
-            key = history_key(policy.name, judgement.entry.number)
-            self._ledger.remember(HISTORY, key, encode_entry(judgement.entry))
-        self._forget_entries(schedule, judgement.forgotten)
-        if judgement.change is not None:
-            self._ledger.tell(change_report(schedule, judgement.change))
-
-    def _forget_entries(self, schedule: Schedule, numbers: tuple[int, ...]) -> None:
-        for number in numbers:
-            self._ledger.remember(HISTORY, history_key(schedule.policy.name, number), None)
-
-    def _count_failure(self, schedule: Schedule, outcome: Outcome) -> None:
-        """Count a failed run, one that ended with a substitute included; report many in a row."""
-        watched, most = schedule.record.watched, schedule.policy.watching.stale
-        watched.failures += 1
-        if most and watched.failures >= most and not watched.stale:
-            watched.stale = True
-            why = f"{watched.failures} runs in a row failed; the last: {outcome.error[:500]}"
-            self._report(schedule, "watch.stale", "warning", reason=why, count=watched.failures)
 
     def _skip(self, schedule: Schedule, count: int, why: str) -> None:
         schedule.record.skipped += count
@@ -558,30 +516,14 @@ class Schedules:
         now_ns, last_ns = self._state.now_ns, schedule.reported_ns
         if schedule.unreported and (at_once or not last_ns or now_ns - last_ns >= REPORT_GAP_NS):
             count, schedule.unreported, schedule.reported_ns = schedule.unreported, 0, now_ns
-            self._report(schedule, "schedule.skipped", "warning", reason=schedule.why, count=count)
-
-    def _report(
-        self,
-        schedule: Schedule,
-        event: str,
-        level: str = "info",
-        *,
-        reason: str = "",
-        count: int = 0,
-    ) -> None:
-        self._state.out.append(
-            Report(
-                event,
-                level,
-                pool=schedule.policy.task.partition(".")[0],
-                reason=reason,
-                schedule=schedule.policy.name,
-                count=count,
+            self._results.report(
+                schedule, "schedule.skipped", "warning", reason=schedule.why, count=count
             )
-        )
 
     def _write(self, schedule: Schedule) -> None:
-        if schedule.told or schedule.unreported:
+        if schedule.told:  # by the way: on a busy disk nothing else would write it
+            self._results.settle_told(schedule)
+        if schedule.unreported:
             self._restless[schedule.policy.name] = schedule
         self._ledger.remember(FACT, schedule.policy.name, encode_record(schedule.record))
 

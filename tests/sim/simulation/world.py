@@ -512,6 +512,7 @@ class World:
         act.FindEnded: lambda self, action: self.store.find_ended(action),
         act.TellProgress: lambda self, action: None,
         act.TellChanges: lambda self, action: None,
+        act.ForgetPicture: lambda self, action: None,
         act.FindState: _find_state,
         act.AnswerState: lambda self, a: self._order_worker(
             a.worker, "asks.state_answered", a.request

@@ -39,8 +39,11 @@ def read() -> Callable[..., list[str]]:
     def hear(following: Following, *messages: Changes) -> list[str]:
         for message in messages:
             following.hear(message)
-        found = [change.task for change in following.unread]
-        following.unread.clear()
+        found = []
+        while following.any_unread():
+            change = following.first()
+            following.read(change)
+            found.append(change.task)
         return found
 
     return hear
@@ -68,9 +71,14 @@ def test_several_changes_that_are_told_again_are_no_news(read: Callable[..., lis
     begun = Changes([one], newest=True)
     assert read(following, begun, Changes([two]), Changes([three])) == ["@a.2", "@a.3"]
     assert read(following, Changes(again[:1]), Changes(again[1:])) == []
-    # What the reader missed is news, also when it is told late.
+    # What the reader missed is news, also when it is told late, and comes in order.
     late = [Change("a", f"@a.{n}", "", n, n, again=True) for n in (3, 4, 5)]
-    assert read(following, Changes(late[2:], newest=True), Changes(late)) == ["@a.5", "@a.4"]
+    following.hear(Changes(late[2:], newest=True))
+    following.hear(Changes(late))
+    gap = following.gap()
+    assert gap is not None
+    following.fill(gap, [])
+    assert read(following) == ["@a.4", "@a.5"]
     # A schedule that was deleted and put again counts from 1.
     anew = Change("a", "@a.6", "", 6, 1, again=True)
     assert read(following, Changes([anew])) == ["@a.6"]
@@ -80,6 +88,57 @@ def test_what_was_missed_comes_with_the_next_answer(read: Callable[..., list[str
     following = Following()
     assert read(following, newest(("a", "@a.1"))) == []
     assert read(following, newest(("a", "@a.4"), ("b", "@b.1"))) == ["@a.4", "@b.1"]
+
+
+def entry(number: int, *, changed: bool = True) -> HistoryEntry:
+    return HistoryEntry(number, number, f"@a.{number}", "", b"\xc0", changed=changed)
+
+
+def numbered(number: int, **more: Any) -> Change:
+    return Change("a", f"@a.{number}", "", number, number, **more)
+
+
+HISTORY = [entry(1, changed=False), entry(2), entry(3), entry(4, changed=False), entry(5), entry(6)]
+
+
+@pytest.mark.parametrize(
+    ("begun", "missed"),
+    [
+        ([numbered(2)], ["@a.3", "@a.5", "@a.6"]),
+        ([numbered(5)], ["@a.6"]),
+        ([], ["@a.2", "@a.3", "@a.5", "@a.6"]),
+        # Deleted and put again: it counts from 1.
+        ([Change("a", "@a.0", "", 0, 4)], ["@a.2", "@a.3", "@a.5", "@a.6"]),
+    ],
+    ids=["one before", "nothing missed", "no change before", "deleted"],
+)
+@pytest.mark.parametrize("live", [False, True])
+def test_all_changes_that_were_missed_are_delivered_in_order_and_once(
+    read: Callable[..., list[str]], begun: list[Change], missed: list[str], live: bool
+) -> None:
+    """Also if a change is told before the answer to the Follow of another connection."""
+    following = Following()
+    following.hear(Changes(begun, newest=True))
+    following.doubt()
+    following.hear(Changes([numbered(6)], newest=not live))
+    following.hear(Changes([numbered(6)], newest=True))
+    if gap := following.gap():
+        following.fill(gap, HISTORY)
+    assert following.gap() is None
+    assert read(following) == missed
+    again = [numbered(number, again=True) for number in (3, 5, 6)]
+    assert read(following, Changes(again), Changes([numbered(6)], newest=True)) == []
+    assert read(following, Changes([numbered(9)])) == ["@a.9"]
+
+
+def test_nothing_is_asked_while_nothing_can_have_been_missed() -> None:
+    following = Following()
+    following.hear(Changes([numbered(1)], newest=True))
+    for message in (Changes([numbered(3)]), Changes([Change("b", "@b.2", "", 1, 2)])):
+        following.hear(message)
+        assert following.gap() is None
+    following.hear(newest(("c", "@c.1")))
+    assert following.gap() is None, "a cluster's changes have no numbers"
 
 
 def test_a_reader_of_some_schedules_hears_of_no_other(read: Callable[..., list[str]]) -> None:
@@ -93,7 +152,7 @@ def test_a_reader_that_does_not_come_keeps_the_newest() -> None:
     for number in range(UNREAD_MAX + 1):
         following.hear(told("a", f"@a.{number}"))
     assert len(following.unread) == UNREAD_MAX
-    assert following.unread[-1].task == f"@a.{UNREAD_MAX}"
+    assert following.unread[-1].change.task == f"@a.{UNREAD_MAX}"
 
 
 # -- a session that follows -------------------------------------------------------------------
@@ -196,7 +255,7 @@ def test_a_change_that_could_not_be_read_is_still_unread() -> None:
             raise TimeoutError
         return []
 
-    reader: Any = ChangeReader(following, lambda: None, str, recall, lambda: None)
+    reader: Any = ChangeReader(following, lambda: None, str, recall, look_back=list, stop=list)
     with pytest.raises(TimeoutError):
         next(reader)
     assert next(reader).task == "t"

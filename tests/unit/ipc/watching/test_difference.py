@@ -1,5 +1,6 @@
 """What differs between two results, for programs and for people."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -7,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from musterd.ipc.watching.difference import (
+    COUNTED_CHARS_MAX,
     DIFF_LINES_MAX,
     SUMMARY_CHARS_MAX,
     FieldChange,
+    _different_lines,
     changed_fields,
     summary,
     unified_diff,
@@ -59,6 +62,45 @@ MANY = "a 1 → nothing, b 1 → nothing, c 1 → nothing and 1 more"
 )  # fmt: skip
 def test_a_change_is_told_in_one_line(before: Any, after: Any, line: str) -> None:
     assert summary(before, after) == line
+
+
+LINES = [f"line {number}" for number in range(COUNTED_CHARS_MAX)]
+TEXT = "\n".join(LINES)
+HALF = len(LINES) // 2
+SWAPPED = f"{' '.join(LINES[:6])[:39]}… → {' '.join([*LINES[1::-1], *LINES[2:6]])[:39]}…"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        (TEXT, "\n".join([*LINES[:HALF], "new", *LINES[HALF + 1 :]]), f"line {HALF} → new"),
+        (TEXT, "\n".join([*LINES, "new"]), "+1 −0 lines: new"),
+        (TEXT, "\n".join(LINES[1:]), "+0 −1 lines: line 0"),
+        (LINES, [*LINES, "new"], "+1 −0 lines: new"),
+        (TEXT, "\n".join([*LINES[1::-1], *LINES[2:-2], *LINES[:-3:-1]]), SWAPPED),
+    ],
+    ids=["in the middle", "at the end", "at the beginning", "a list", "places"],
+)  # fmt: skip
+def test_lines_of_long_texts_are_counted_where_they_differ(
+    before: Any, after: Any, line: str
+) -> None:
+    assert summary(before, after) == line
+
+
+def test_of_long_texts_with_nothing_in_common_the_beginning_is_counted() -> None:
+    line = summary(TEXT, TEXT.replace("line", "row"))
+    assert "lines and more: row 0" in line
+    numbers = list(range(100_000))
+    assert summary({"a": numbers}, {"a": numbers[1:]}) == "a +0 −1 lines: 0"
+
+
+@given(st.text("ab\n", max_size=12), st.text("ab\n", max_size=12))
+def test_what_two_texts_have_in_common_is_whole_lines(before: str, after: str) -> None:
+    old, new = _different_lines(before, after)
+    assert len(before) - len(old) == len(after) - len(new)
+    counted = [Counter(each.splitlines()) for each in (before, after, old, new)]
+    assert counted[0] - counted[1] == counted[2] - counted[3]
+    assert counted[1] - counted[0] == counted[3] - counted[2]
 
 
 def test_a_diff_is_unified() -> None:

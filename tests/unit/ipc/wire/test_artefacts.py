@@ -129,3 +129,25 @@ def test_what_is_not_ours_stays(folder):
 
 def test_no_folder_is_no_artefacts(tmp_path):
     assert artefacts.entries(str(tmp_path / "missing")) == []
+
+
+def picture(size: int = 100) -> bytes:
+    return b"x" * (size - len(artefacts.PNG_END)) + artefacts.PNG_END
+
+
+def test_the_newest_picture_of_a_task_goes_with_its_alert(folder):
+    add(keep(folder), "t", 1, NOW, **{"screenshot.png": picture()})
+    assert artefacts.attached_of(str(folder), "t") is None, "that is why attempt 1 failed"
+    add(keep(folder), "t", 2, NOW + 1, **{artefacts.ATTACHED: picture(50)})
+    add(keep(folder), "t", 3, NOW + 2, **{artefacts.ATTACHED: picture(60)})
+    path, data = artefacts.attached_of(str(folder), "t")
+    assert data == picture(60) == Path(path).read_bytes()
+    artefacts.remove_attached(str(folder), "t")
+    assert artefacts.attached_of(str(folder), "t") is None
+    assert names(folder, "t") == ["attempt-1.screenshot.png"]
+
+
+@pytest.mark.parametrize("data", [b"", picture()[:-1], picture(artefacts.ATTACHED_BYTES_MAX + 1)])
+def test_a_picture_that_is_cut_short_or_too_large_is_not_sent(folder, data):
+    add(keep(folder), "t", **{artefacts.ATTACHED: data})
+    assert artefacts.attached_of(str(folder), "t") is None

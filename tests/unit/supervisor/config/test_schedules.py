@@ -339,3 +339,43 @@ def _zone_file(name: str) -> bytes:
             return Path(folder, name).read_bytes()
     package, _, file = name.replace("/", ".").rpartition(".")
     return resources.files(f"tzdata.zoneinfo.{package}").joinpath(file).read_bytes()
+
+
+# -- pictures ---------------------------------------------------------------------------------
+
+BROWSER = '[pools.browser]\n[pools.parser]\n[schedule.kites]\nevery = "5m"\n'
+
+
+def test_a_picture_leaves_the_rules_as_they_are(write: Write) -> None:
+    text = BROWSER + 'task = "browser.extract"\nnotify = "task.changed"\nwatch = ["price"]\n'
+    plain, attaching = (
+        policies(loaded(write("a.toml", text + more)))[0].watching
+        for more in ("", 'attach = "screenshot"\n')
+    )
+    assert (plain.picture, attaching.picture) == (False, True)
+    assert plain.name == attaching.name, "another name would begin with a new baseline"
+    assert decode_rules(attaching.rules) == Rules(("price",), picture=True)
+    # As rules were written before there were pictures.
+    assert plain.rules == msgspec.msgpack.encode((("price",), (), False))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            'task = "parser.extract"\nnotify = "task.changed"\n',
+            "has no effect with task 'parser.extract', which shows no page: use browser.extract",
+        ),
+        ('task = "browser.extract"\n', 'has no effect without notify = "task.changed"'),
+        (
+            'task = "browser.extract"\nnotify = "task.changed"\n[artefacts]\nenabled = false\n',
+            "has no effect where artefacts.enabled is false",
+        ),
+    ],
+)
+def test_a_picture_that_nobody_could_take_or_see_is_refused(
+    write: Write, text: str, why: str
+) -> None:
+    [found] = problems(write("a.toml", BROWSER + 'attach = "screenshot"\n' + text))
+    assert "schedule.kites.attach" in found
+    assert why in found

@@ -135,3 +135,35 @@ def test_the_core_s_own_question_is_asked_again(store: BusyStore) -> None:
     store.answers = [(store.asked.pop(), StrandedTasks([], 0))]
     asked.answer()
     assert found == [StrandedTasks([], 0)]
+
+
+def test_of_slow_requests_one_is_asked_at_a_time(store: BusyStore) -> None:
+    store.busy = False
+    asking = StoreRequests(store)  # type: ignore[arg-type]
+    told: list[Any] = []
+    for number in range(3):
+        asking.ask_slow(FindTasks([]), told.append, lambda: told.append("failed"))
+        assert len(store.asked) == 1, number
+    store.answers = [(store.asked[0], "a")]
+    asking.answer()
+    assert (told, len(store.asked)) == (["a"], 2)
+    store.answers = [(store.asked[1], Unanswered())]
+    asking.answer()
+    assert (told, len(store.asked)) == (["a", "failed"], 3)
+    store.answers = [(store.asked[2], "c")]
+    asking.answer()
+    assert told == ["a", "failed", "c"]
+
+
+def test_slow_requests_that_are_too_many_fail(
+    store: BusyStore, full: StoreRequests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    full.ask_slow(FindTasks([]), lambda _: None, lambda: told.append("no room"))
+    assert told == ["no room"]
+    store.busy = False
+    asking = StoreRequests(store)  # type: ignore[arg-type]
+    monkeypatch.setattr(requests, "SLOW_MAX", 1)
+    for _ in range(3):  # the first is asked, the second waits
+        asking.ask_slow(FindTasks([]), lambda _: None, lambda: told.append("no room"))
+    assert told == ["no room"] * 2

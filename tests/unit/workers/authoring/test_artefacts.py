@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from musterd.ipc.watching.rules import Rules, encode_rules
 from musterd.ipc.wire import artefacts
 from musterd.ipc.wire.artefacts import ATTEMPT_BYTES_MAX, FILE_BYTES_MAX, FILES_MAX, Keep
 from musterd.ipc.wire.messages import Lease
@@ -145,3 +146,38 @@ def test_outside_of_a_worker_and_where_they_are_off_nothing_is_held(tmp_path):
     ctx.artefact("page.html", "<p>")
     ctx.keep_artefacts()
     assert not ctx.wants_artefacts(always=True)
+
+
+def test_a_successful_attempt_leaves_the_picture_that_its_schedule_asks_for(kept, tmp_path):
+    for rules, left in ((Rules(picture=True), {"attempt-1.attached.png": b"png"}), (Rules(), {})):
+        lease = Lease(1, "task", "x", b"", 1, 0, session="acme", watch=encode_rules(rules))
+        ctx = Context("task", 1, math.inf, None, lease)
+        assert ctx.attaches == rules.picture
+        ctx.attach(b"png")
+        ctx.drop_artefacts()
+        assert files(kept) == left
+        for each in kept.iterdir():
+            assert stat.S_IMODE(each.stat().st_mode) == 0o700
+            assert stat.S_IMODE((each / "attached.png").stat().st_mode) == 0o600
+        artefacts.remove_attached(str(kept), "task")
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_a_picture_is_not_kept_of_an_attempt_that_fails_or_where_it_is_too_large(kept):
+    watch = encode_rules(Rules(picture=True))
+    ctx = Context("task", 1, math.inf, None, Lease(1, "task", "x", b"", 1, 0, watch=watch))
+    ctx.attach(b"png")
+    ctx.keep_artefacts()
+    assert files(kept) == {}
+    ctx.attach(b"x" * (artefacts.ATTACHED_BYTES_MAX + 1))
+    ctx.drop_artefacts()
+    assert files(kept) == {}
+
+
+def test_a_disk_that_is_full_costs_the_picture_and_not_the_task(kept, caplog):
+    kept.rmdir()
+    watch = encode_rules(Rules(picture=True))
+    ctx = Context("task", 1, math.inf, None, Lease(1, "task", "x", b"", 1, 0, watch=watch))
+    ctx.attach(b"png")
+    ctx.drop_artefacts()
+    assert "the picture of the page is not kept" in caplog.text

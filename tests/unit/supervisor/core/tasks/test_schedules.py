@@ -27,6 +27,7 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events, schedule_events
+from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.policy import SchedulePolicy, WatchPolicy
 from musterd.supervisor.core.model.runs import CATCH_UP_MAX, ON_TIME_NS, WRONG_CLOCK_NS
 from musterd.supervisor.core.model.timing import Cron, Every
@@ -961,3 +962,37 @@ def test_nobody_is_told_of_failures_who_did_not_ask(clockwork: Any, policy: Any)
     clock = clockwork(**policy)
     look(clock, *b"abcdef", fail=True)
     assert reports(clock.told, "watch.stale") == []
+
+
+# -- pictures ---------------------------------------------------------------------------------
+
+
+def test_only_the_picture_of_a_change_is_kept(clockwork: Any) -> None:
+    clock = clockwork(notify=True, watching=WatchPolicy(b"\x90", picture=True))
+    for value in (b"one", b"one", b"two", b"two"):
+        clock.wait(MINUTE_NS)
+        clock.finish(value)
+    runs = [f"@s.{NOON_NS + number * MINUTE_NS:x}" for number in (1, 2, 3, 4)]
+    forgotten = [each.task for each in of(actions.ForgetPicture, clock.told)]
+    assert forgotten == [runs[0], runs[1], runs[3]]
+    assert [task for _, task, _ in changes(clock)] == [runs[2]]
+
+
+def test_nothing_is_forgotten_where_no_picture_is_asked_for(clockwork: Any) -> None:
+    clock = clockwork(notify=True)
+    clock.wait(MINUTE_NS)
+    clock.finish(b"one")
+    assert of(actions.ForgetPicture, clock.told) == []
+
+
+def test_what_was_told_is_noted_with_the_next_write_also_on_a_busy_disk(
+    clockwork: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a schedule that changes all the time would keep, and write, a hundred changes."""
+    monkeypatch.setattr(Ledger, "settled", False)
+    clock = clockwork(notify=True, overlap=True)
+    for number in range(10):
+        clock.wait(MINUTE_NS)
+        clock.finish(str(number).encode())
+    assert len(changes(clock)) == 9
+    assert len(clock.record.watched.untold) <= 1
