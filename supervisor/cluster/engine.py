@@ -37,7 +37,9 @@ from musterd.ipc.wire.messages import (
     TaskDeclaration,
     TaskSpec,
     TaskView,
+    View,
 )
+from musterd.supervisor.cluster.watching import WatchingEngine
 from musterd.supervisor.core.model import shared
 
 BATCH_MAX = 1000  # tasks in one call; around 100 is fastest
@@ -53,7 +55,6 @@ SITES_SEEN_MAX = 1000  # of a cluster that has more, those with a breaker that i
 FINISHED, UNSUCCESSFUL = "finished", "unsuccessful"  # for a filter: any final state, all but one
 PROGRESS_GAP_NS = SECOND_NS  # between two reports of one task
 ENDED_MAX = 1000  # ids that `ended` tells at once
-CHANGES_MAX = 1000  # of schedules' results, in one answer: the newest
 MARKS_MAX = 10_000  # reports of progress in one answer
 
 
@@ -215,6 +216,7 @@ class End(Struct, frozen=True):
     patience_ns: int = 0  # how long the retry may wait for its site's budget
     clears: str = ""  # key of the state that a success makes obsolete
     keeps: bool = False  # a success is remembered as the last good result of its key
+    view: View | None = None  # what of a run's result is watched
 
 
 class Told(Struct, frozen=True):
@@ -379,23 +381,6 @@ class LockView(Struct, frozen=True):
     holder: str = ""  # who has it, if it was not taken
 
 
-class ChangeNote(Struct, frozen=True):
-    """A run of a schedule returned another result than the run before."""
-
-    number: int
-    schedule: str
-    task: str
-    digest: str
-    announced: bool = False  # a node has taken it upon itself to alert people
-
-
-class Changed(Struct, frozen=True):
-    """Changes since the call before; `after` is for the next call."""
-
-    notes: tuple[ChangeNote, ...]
-    after: str
-
-
 class ProgressMark(Struct, frozen=True):
     id: str
     fraction: float
@@ -439,7 +424,7 @@ class Statistics(Struct, frozen=True):
     age_ns: int = 0
 
 
-class Engine(Protocol):
+class Engine(WatchingEngine, Protocol):
     # -- nodes
     def give_back(self, identity: str) -> None: ...  # what its daemon had that has died
     def join(self, card: NodeCard) -> Joined:
@@ -586,15 +571,6 @@ class Engine(Protocol):
 
         Return whether there is one of that name.
         """
-
-    def changes(self, after: str = "") -> Changed:
-        """Return the changes since a call, at most CHANGES_MAX; first the newest of each schedule.
-
-        No change is left out because its transaction took longer than that of a later one.
-        """
-
-    def announce(self, number: int, token: int) -> bool:
-        """Take it upon the caller to alert people of a change; True for one token."""
 
     def statistics(self, age_ns: int = 0) -> Statistics | None:
         """Return figures at most this old; older ones, or None, while another node is looking."""

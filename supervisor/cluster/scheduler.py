@@ -7,7 +7,7 @@ Pure: `handle(now_ns, event)`. Every node does this, and one of them is enough.
                 daemon does it for its own (core/model/runs.py); `settle` submits the runs and moves
                 on, in one transaction. Its `turn` lets one node win: whoever dies before has
                 settled nothing, whoever comes later finds another turn.
-    changes     of results, told to the supervisor for its events; one node alerts people
+    results     of runs are judged, and changes told (results.py)
 
 A node settles the schedules of tasks that its own code has: it knows which argument names the site.
 Schedules of tasks that no live node has wait, and `catch_up` decides about their instants.
@@ -25,6 +25,7 @@ from musterd.ipc.wire import node_messages as wire
 from musterd.ipc.wire.messages import BATCH_BYTES_MAX, TaskDeclaration
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.calls import Calls, Lane, Wanted, due_times, make_due
+from musterd.supervisor.cluster.results import Results
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -46,9 +47,7 @@ from musterd.supervisor.core.model.shared import ClusterPolicy, schedule_of
 from musterd.supervisor.core.model.timing import ZoneOf
 
 DUE_NS = SECOND_NS // 2  # between two looks at what is due
-CHANGES_NS = SECOND_NS
 REPORT_GAP_NS = 60 * SECOND_NS  # between two reports about skipped runs of one schedule
-ANNOUNCE_MAX = 1000  # changes of which it is not known who alerts people; older ones are dropped
 
 Action = Call | Tell | actions.Report
 
@@ -167,16 +166,13 @@ class Scheduler:
         self._declared: dict[str, TaskDeclaration] = {}  # tasks that the engine knows from here
         self._due: deque[engine.DueSchedule] = deque()
         self._settling: tuple[engine.DueSchedule, Settlement] | None = None
-        self._due_at_ns = self._changes_at_ns = 0
+        self._due_at_ns = 0
         self._skips: dict[str, Skips] = {}
-        self._after = ""
-        self._notes: deque[engine.ChangeNote] = deque(maxlen=ANNOUNCE_MAX)
-        self._token = rng.getrandbits(62)
         self._fetch, self._look, self._settle = Lane(), Lane(), Lane()
-        self._follow, self._announce = Lane(), Lane()
+        self._results = Results(rng, self._call, self._tell, self._policy_of)
 
     def handle(self, now_ns: int, event: object) -> list[Action]:
-        self._now_ns = now_ns
+        self._now_ns = self._results.now_ns = now_ns
         match event:
             case EngineAnswered(ticket, result):
                 answered = self._calls.answered(ticket)
@@ -191,6 +187,8 @@ class Scheduler:
                 }
             case Leave():
                 self._leaving = True
+            case wire.NewsTold(change):
+                self._results.confirmed(change)
             case _:
                 assert isinstance(event, events.Ticked), event
         make_due(self._wanted_calls(), now_ns)
@@ -213,9 +211,7 @@ class Scheduler:
         elif self._policies and not self._settle.ticket:
             yield self._look, self._due_at_ns, self._call_due
         if any(policy.notify for policy in self._policies.values()):
-            yield self._follow, self._changes_at_ns, self._call_changes
-        if self._notes:
-            yield self._announce, 0, self._call_announce
+            yield from self._results.wanted_calls()
 
     def _call(
         self,
@@ -268,6 +264,8 @@ class Scheduler:
             except ValueError as error:
                 why = f"schedule '{card.name}' does not run here: {error}"
                 self._out.append(actions.Report("cluster.refused", "error", reason=why))
+        pools = {name: each.task.partition(".")[0] for name, each in self._policies.items()}
+        self._results.follow(pools)
         self._skips = {name: each for name, each in self._skips.items() if name in self._policies}
 
     def _tell(self, message: wire.SidecarMessage) -> None:
@@ -282,23 +280,23 @@ class Scheduler:
     def _found_due(self, result: object) -> None:
         assert isinstance(result, list)
         for due in result:
-            policy = self._policy_of(due)
+            policy = self._policy_of(due.plan)
             if policy is not None and policy.task in self._declared:
                 self._due.append(due)
         for name, skips in self._skips.items():
             self._tell_skips(name, skips)
 
-    def _policy_of(self, due: engine.DueSchedule) -> SchedulePolicy | None:
+    def _policy_of(self, plan: bytes) -> SchedulePolicy | None:
         """Return the schedule; None if it cannot be read here: another node may."""
         try:
-            return schedule_of(due.plan, self._zone_of)
+            return schedule_of(plan, self._zone_of)
         except ValueError:
             return None
 
     def _call_settle(self) -> None:
         while self._due:
             due = self._due.popleft()
-            policy = self._policy_of(due)
+            policy = self._policy_of(due.plan)
             declared = self._declared.get(policy.task) if policy is not None else None
             if policy is None or declared is None:
                 continue
@@ -349,40 +347,3 @@ class Scheduler:
     def _pool_of(self, name: str) -> str:
         policy = self._policies.get(name)
         return policy.task.partition(".")[0] if policy is not None else ""
-
-    # -- changes of results -------------------------------------------------------------------
-
-    def _call_changes(self) -> None:
-        self._changes_at_ns = self._now_ns + CHANGES_NS
-        self._call(self._follow, self._changed, "changes", self._after)
-
-    def _changed(self, result: object) -> None:
-        """Note what is new; of what was there before, only what nobody has announced."""
-        assert isinstance(result, engine.Changed)
-        first, self._after = not self._after, result.after
-        for note in result.notes:
-            if not note.announced:
-                self._notes.append(note)
-            elif not first:
-                self._tell_change(note, elsewhere=True)
-
-    def _call_announce(self) -> None:
-        note = self._notes[0]
-
-        def answered(result: object) -> None:
-            if self._notes and self._notes[0] is note:  # else it was dropped
-                self._notes.popleft()
-                self._tell_change(note, elsewhere=not result)
-
-        self._call(self._announce, answered, "announce", note.number, self._token)
-
-    def _tell_change(self, note: engine.ChangeNote, *, elsewhere: bool) -> None:
-        news = wire.ScheduleNews(
-            "task.changed",
-            note.schedule,
-            self._pool_of(note.schedule),
-            note.task,
-            digest=note.digest,
-            elsewhere=elsewhere,
-        )
-        self._tell(news)

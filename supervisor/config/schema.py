@@ -70,7 +70,6 @@ from musterd.supervisor.config.watching import (
     FieldNames,
     Ignored,
     Step,
-    given_keys,
     watch_conflicts,
 )
 from musterd.supervisor.core.model.policy import SCHEDULES_MAX
@@ -350,16 +349,6 @@ class ScheduleConfig(Section, frozen=True):
                 yield ("timezone",), str(error)
 
 
-def shared_watch_conflicts(schedule: ScheduleConfig) -> Iterator[Conflict]:
-    """Yield keys that a schedule of a pool which a cluster shares cannot have yet."""
-    for key in given_keys(schedule):
-        yield (
-            (key,),
-            "has no effect in a pool that a cluster shares, where results are compared as they "
-            "are: remove it, or take the pool out of cluster.pools",
-        )
-
-
 class Config(Section, frozen=True):
     supervisor: SupervisorConfig = SupervisorConfig()
     store: StoreConfig = StoreConfig()
@@ -442,8 +431,6 @@ def schedule_conflicts(config: Config, schedule: ScheduleConfig) -> Iterator[Con
         yield ("task",), f"has no pool: {_pools(config.pools)}"
     elif schedule.enabled and not pool.enabled:
         yield ("task",), "has a pool that is not enabled: enable one of them"
-    if config.cluster.shares(schedule.task.partition(".")[0]):
-        yield from shared_watch_conflicts(schedule)
     problem = problem_of(schedule.task, schedule.args, config.supervisor.redact)
     if problem:
         yield ("args",), problem

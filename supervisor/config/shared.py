@@ -19,7 +19,6 @@ from musterd.supervisor.config.schema import (
     SupervisorConfig,
     TargetConfig,
     class_conflicts,
-    shared_watch_conflicts,
     target_conflicts,
 )
 from musterd.supervisor.config.section import Conflict, Section
@@ -52,8 +51,6 @@ class SharedConfig(Section, frozen=True):
                     "is missing, and the time zone of this machine has no name that others know: "
                     'give a name such as "Europe/Berlin" or "UTC"',
                 )
-            for (key,), why in shared_watch_conflicts(schedule):
-                yield ("schedule", name, key), why
             problem = problem_of(schedule.task, schedule.args, SupervisorConfig().redact)
             if problem:
                 yield ("schedule", name, "args"), problem

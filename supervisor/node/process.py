@@ -34,6 +34,7 @@ from musterd.ipc.wire.node_messages import (
     Figures,
     FindTasks,
     FoundTasks,
+    NewsTold,
     Notice,
     Pools,
     SidecarHello,
@@ -251,7 +252,9 @@ class Sidecar:
                     for card in message.cards:
                         self._declarations.declare(card.name, card.tasks)
                     self._server.feed(PoolsTold(message.local))
-                if isinstance(message, FindTasks):
+                if isinstance(message, NewsTold):
+                    self._feed_scheduler(message)
+                elif isinstance(message, FindTasks):
                     find_tasks(self._engines, message, self._tell_found)
                 else:
                     self._feed_claimer(message)

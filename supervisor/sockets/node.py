@@ -38,6 +38,7 @@ from musterd.ipc.wire.node_messages import (
     LocksTold,
     LoseAttempts,
     Membership,
+    NewsTold,
     NodeMessage,
     Notice,
     Pools,
@@ -75,6 +76,7 @@ ClusterAction = (
     | actions.TellCluster
     | actions.AskStates
     | actions.AskLocks
+    | actions.NewsTold
 )
 
 
@@ -223,8 +225,9 @@ def messages_of(action: ClusterAction) -> list[NodeMessage]:
             return [Greeting(NODE_PROTOCOL, tenure, first, unconfirmed, more, member), *holds]
         case actions.ShowPools(cards, local):
             return [Pools(cards, local)]
-        case actions.WantAttempts(request, pool, count, names, seen):
-            return [Want(request, pool, count, names, seen)]
+        case actions.WantAttempts() | actions.NewsTold():
+            kind = Want if isinstance(action, actions.WantAttempts) else NewsTold
+            return [kind(*msgspec.structs.astuple(action))]
         case actions.TellCluster(ends, begun, marks):
             messages: list[NodeMessage] = [Finish(part) for part in portions(ends)]
             size = ATTEMPTS_MAX

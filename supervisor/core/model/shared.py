@@ -17,6 +17,7 @@ from musterd.supervisor.core.model.policy import (
     GatePolicy,
     SchedulePolicy,
     TargetPolicy,
+    WatchPolicy,
 )
 from musterd.supervisor.core.model.timing import Cron, Every, Timing, ZoneOf
 
@@ -64,6 +65,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     catch_up: str = "one"
     enabled: bool = True
     notify: bool = False
+    watching: WatchPolicy = WatchPolicy()
 
 
 _encode = msgspec.msgpack.Encoder().encode

@@ -65,6 +65,8 @@ from musterd.supervisor.core.model.watching import (
     encode_entry,
     history_key,
     judge,
+    note_failure,
+    stale_why,
     trim,
 )
 from musterd.supervisor.core.tasks.due_times import DueTimes
@@ -540,11 +542,9 @@ class Schedules:
 
     def _count_failure(self, schedule: Schedule, outcome: Outcome) -> None:
         """Count a failed run, one that ended with a substitute included; report many in a row."""
-        watched, most = schedule.record.watched, schedule.policy.watching.stale
-        watched.failures += 1
-        if most and watched.failures >= most and not watched.stale:
-            watched.stale = True
-            why = f"{watched.failures} runs in a row failed; the last: {outcome.error[:500]}"
+        watched = schedule.record.watched
+        if note_failure(schedule.policy.watching, watched):
+            why = stale_why(watched, outcome.error)
             self._report(schedule, "watch.stale", "warning", reason=why, count=watched.failures)
 
     def _skip(self, schedule: Schedule, count: int, why: str) -> None:

@@ -71,8 +71,7 @@ BEGIN
     (doc -> 'cache' ->> 'debounce')::bool, (doc -> 'cache' ->> 'entries')::int, doc -> 'breaker',
     jsonb_path_exists(doc, '$.** ? (@.window > 0)'));
   PERFORM FROM live v WHERE v.state = 1 ORDER BY v.id FOR UPDATE;
-  DELETE FROM digest d WHERE d.schedule IN (SELECT x.schedule FROM digest x WHERE NOT EXISTS (
-    SELECT FROM schedule s WHERE s.name = x.schedule AND s.notify) ORDER BY 1 FOR UPDATE);
+  PERFORM forget_results();
   PERFORM follow_sites();
   UPDATE live v SET held = (SELECT s.target FROM site s WHERE s.target = l.target),
     held_class = (SELECT c.name FROM class c WHERE c.name = l.class AND c.max_concurrent > 0)
