@@ -48,6 +48,7 @@ NOTICE_CHARS_MAX = 1000
 FOUND_MAX = 1000  # tasks in an answer to people
 POLICY_BYTES_MAX = 16 * 1024 * 1024  # of all parts of a policy: 10,000 sites take a fifth of it
 NEWS_CHARS_MAX = 1000
+CONTENT_BYTES_MAX = 32 * 1024  # JSON: twice what an event has of a result, and a line
 REQUESTS_MAX = 1000  # of handlers, in one message; the sender also cuts at BATCH_BYTES_MAX
 
 _PACK = msgpack.Encoder().encode
@@ -151,6 +152,14 @@ class SharedPolicy(Struct, array_like=True, tag="policy", frozen=True):
     more: bool = False
 
 
+class Content(Struct, array_like=True, frozen=True):
+    """What has changed: in one line, and both results, as far as an event has room for them."""
+
+    summary: str = ""
+    before: Any = None
+    after: Any = None
+
+
 class ScheduleNews(Struct, array_like=True, tag="schedule", frozen=True):
     """Something happened to a schedule of the cluster that operators want to know."""
 
@@ -164,14 +173,12 @@ class ScheduleNews(Struct, array_like=True, tag="schedule", frozen=True):
     count: Number = 0
     digest: Word = ""
     elsewhere: bool = False  # another node alerts people of it
-    # Of a change: the numbers of both results in history, when, and the results as JSON has them.
+    # Of a change: the numbers of both results in history, when, and the results themselves.
     number: Number = 0
     number_before: Number = 0
     at_ns: Nanoseconds = 0
     again: bool = False  # another node may have alerted people of it before
-    summary: str = ""
-    before: Any = None
-    after: Any = None
+    content: Annotated[bytes, Meta(max_length=CONTENT_BYTES_MAX)] = b""  # JSON of Content
     change: Number = 0  # to be confirmed by NewsTold; 0: no need
 
 

@@ -29,6 +29,8 @@ from musterd.supervisor.cluster.watching import (
 
 
 class Schedules(Views):
+    silent_ns = SILENT_NS
+
     def _follow(self, cards: Sequence[ScheduleCard]) -> None:
         """Take over the schedules of a policy."""
         wanted = {card.name: card for card in cards}
@@ -91,7 +93,7 @@ class Schedules(Views):
         known.turn += 1
         known.last_ns, known.next_ns, known.memory = last_ns, next_ns, memory
         known.skipped += skipped
-        if anew:
+        if anew and known.card.notify:
             self.note_seen(due.name, "anew")
         verdicts = self.submit([each.spec for each in runs])
         for run, verdict in zip(runs, verdicts, strict=True):
@@ -204,7 +206,7 @@ class Schedules(Views):
         return Changed(tuple(found[-CHANGES_MAX:]), str(len(changes)))
 
     def untold(self) -> list[ChangeNote]:
-        before_ns = self.clock() - SILENT_NS
+        before_ns = self.clock() - self.silent_ns
         return [
             note
             for note in self.board.changes
@@ -216,7 +218,7 @@ class Schedules(Views):
         if holder == token:
             return 1
         if number in self.board.told or (
-            holder is not None and self.board.noted_ns[number] > self.clock() - SILENT_NS
+            holder is not None and self.board.noted_ns[number] > self.clock() - self.silent_ns
         ):
             return 0
         note = self.board.changes[number - 1]

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, json
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.watching.content import content_of
@@ -32,6 +32,8 @@ CONFIRM_NS = SECOND_NS  # from the report to the note that people were alerted
 TELL_MAX = 1000  # changes to be told; older ones are dropped, and found by the next look
 POOLS_MAX = 10_000  # schedules whose pool is remembered: as many as there may be
 SKIP_MAX = 1000  # schedules whose plans cannot be read here
+
+_encode = json.Encoder().encode
 
 
 class Call(Protocol):
@@ -181,9 +183,12 @@ class Results:
 
     def _news(self, telling: Telling) -> wire.ScheduleNews:
         note, entries = telling.note, {each.number: each for each in telling.entries or ()}
-        summary, before, after = "", None, None
-        if note.event == CHANGED:
-            summary, before, after = content_of(entries.get(note.before), entries.get(note.entry))
+        content = b""
+        if note.entry:
+            both = content_of(entries.get(note.before), entries.get(note.entry))
+            content = _encode(wire.Content(*both))
+            if len(content) > wire.CONTENT_BYTES_MAX:
+                content = b""
         return wire.ScheduleNews(
             note.event,  # type: ignore[arg-type]
             note.schedule,
@@ -197,9 +202,7 @@ class Results:
             note.before,
             note.at_ns if note.event == CHANGED else 0,
             telling.again,
-            summary,
-            before,
-            after,
+            content,
             0 if telling.elsewhere else note.number,
         )
 

@@ -28,6 +28,7 @@ from musterd.ipc.wire.node_messages import (
     Begun,
     CancelAttempts,
     Confirmed,
+    Content,
     Figures,
     FindTasks,
     Finish,
@@ -67,6 +68,7 @@ TOO_MANY = "too many look for tasks of the cluster at once: try again"
 
 Found = Callable[[FoundTasks], None]
 
+_decode_content = msgspec.json.Decoder(Content).decode
 _decode_policy = msgspec.msgpack.Decoder(ClusterPolicy).decode
 
 ClusterAction = (
@@ -249,7 +251,7 @@ def event_of(message: SidecarMessage) -> object:
         case Membership(tenure, until_ns, away, draining, policy):
             event = events.MembershipTold(tenure, until_ns, away, draining, policy)
         case ScheduleNews():
-            event = events.ScheduleNoted(*msgspec.structs.astuple(message))
+            event = _noted(message)
         case Granted(request, pool, attempts):
             event = events.AttemptsGranted(request, pool, attempts)
         case Confirmed(held):
@@ -267,3 +269,12 @@ def event_of(message: SidecarMessage) -> object:
         case SidecarHello() | SharedPolicy() | FoundTasks():
             raise ProtocolError("a second hello, or no event")
     return event
+
+
+def _noted(news: ScheduleNews) -> events.ScheduleNoted:
+    try:
+        content = _decode_content(news.content) if news.content else Content()
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a change that cannot be read: {error}") from None
+    *rest, _, change = msgspec.structs.astuple(news)
+    return events.ScheduleNoted(*rest, *msgspec.structs.astuple(content), change)

@@ -1,7 +1,8 @@
 """Schedules of a simulated cluster: each due time is run once, whoever dies.
 
 `steady` runs at each instant, also late ones and beside each other. `single` waits for its last
-run, and leaves out what it missed.
+run, and leaves out what it missed. Each of its results is another one, so each is a change: none is
+lost, and none is told twice as new.
 """
 
 from __future__ import annotations
@@ -10,15 +11,19 @@ from typing import TYPE_CHECKING
 
 from musterd.ipc.wire.messages import UNKNOWN_TASK
 from musterd.supervisor.cluster.engine import DueSchedule, Run, ScheduleCard, Settled
-from musterd.supervisor.core.model.policy import SchedulePolicy
+from musterd.supervisor.cluster.watching import CHANGED, RECOVERED, STALE, SeenRun
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.policy import SchedulePolicy, WatchPolicy
 from musterd.supervisor.core.model.shared import card_of
 from musterd.supervisor.core.model.timing import Every
+from musterd.supervisor.core.model.watching import UNTOLD_MAX
 from simulation.profile import METHODS, MS
 
 if TYPE_CHECKING:
     from simulation.cluster import ClusterWorld
 
 STEADY_NS, SINGLE_NS = 700 * MS, 300 * MS
+STALE_AFTER = WatchPolicy().stale
 
 
 class Timetable:
@@ -30,6 +35,11 @@ class Timetable:
         self.refused: dict[int, None] = {}
         self.lost_races = 0
         self.is_paused = False
+        self.ended: list[SeenRun] = []  # of `single`, in the order of their ends
+        # Changes and other news by their numbers in the cluster: how often they were told as new,
+        # and how often as perhaps told before.
+        self.told: dict[int, list[int]] = {}
+        self.retold = 0
 
     @property
     def cards(self) -> tuple[ScheduleCard, ...]:
@@ -60,6 +70,49 @@ class Timetable:
             assert verdict.state == "accepted", verdict
             known[run.instant_ns] = run.spec.id
             world.accepted[run.spec.id] = None
+
+    # -- results ------------------------------------------------------------------------------
+
+    @property
+    def all_told(self) -> bool:
+        """Whether every run is judged, and people were alerted of all that this has found."""
+        board = self._world.engine.board
+        return not board.seen and all(each.number in board.told for each in board.changes)
+
+    def reported(self, event: events.ScheduleNoted) -> None:
+        """A supervisor reports news of a schedule's results, and alerts people of it."""
+        if event.change:
+            told = self.told.setdefault(event.change, [0, 0])
+            told[event.again] += 1
+            self.retold += event.again
+            assert told[0] <= 1, f"{event} is told twice as new"
+
+    def check_results(self) -> None:
+        """Check that each result was compared with the one before, and that all was told."""
+        board = self._world.engine.board
+        expected, before, failures = [], "", 0
+        for run in self.ended:
+            if run.kind == "anew":
+                before = ""
+            elif run.kind == "failed":
+                failures += 1
+                if failures == STALE_AFTER:
+                    expected.append((STALE, run.task, ""))
+            else:
+                if failures >= STALE_AFTER:
+                    expected.append((RECOVERED, run.task, ""))
+                failures = 0
+                if before:
+                    expected.append((CHANGED, run.task, before))
+                before = run.task
+        kept = board.history.get("single", {})
+        assert [each[:2] for each in expected] == [(each.event, each.task) for each in board.changes]
+        for (_, task, former), note in zip(expected, board.changes, strict=True):
+            if note.entry in kept and note.before in kept:
+                assert (kept[note.before].task, kept[note.entry].task) == (former, task)
+        assert len(kept) <= WatchPolicy().keep + UNTOLD_MAX
+        for note in board.changes:
+            assert sum(self.told.get(note.number, ())) >= 1, f"{note} was told by nobody"
 
     def pause(self) -> None:
         """Let nothing more run; what is due is settled or not, and stays so."""

@@ -307,7 +307,8 @@ BEGIN
   WHERE s.name = p_name AND s.turn = p_turn;
   IF NOT FOUND THEN RETURN false; END IF;
   IF p_anew THEN
-    INSERT INTO ended_run (schedule, kind, task, at, digest) VALUES (p_name, 2, '', clock(), '');
+    INSERT INTO ended_run (schedule, kind, task, at, digest)
+    SELECT s.name, 2, '', clock(), '' FROM schedule s WHERE s.name = p_name AND s.notify;
   END IF;
   RETURN true;
 END $$;
