@@ -32,6 +32,7 @@ SIGNATURES = {
     "changes_1": "text",
     "claim_1": "int text[] int[] text[]",
     "counts_1": "",
+    "delete_1": "text[]",
     "drain_1": "text bool",
     "due_1": "",
     "ended_1": "bigint text int",
@@ -45,7 +46,8 @@ SIGNATURES = {
     "text[] bigint[] bigint[]",
     "give_back_1": "text",
     "judged_1": "text[] bigint[] bytea[] text[] bigint[] text[] bigint[] bigint[] bigint[] bytea[] "
-    "text[] bigint[] text[] text[] text[] text[] bigint[] bigint[] bigint[] text[] bigint[]",
+    "text[] bigint[] text[] text[] text[] text[] bigint[] bigint[] bigint[] text[] bigint[] "
+    "text[]",
     "leave_1": "int",
     "lock_wake_1": "int[]",
     "locks_1": "int text[] bigint[] smallint[] text[]",
@@ -66,7 +68,8 @@ SIGNATURES = {
     "release_1": "int text[] bigint[]",
     "retain_1": "bigint",
     "retry_1": "text[]",
-    "schedules_1": "",
+    "put_1": "text[] bytea[] bool[] bytea[] bigint[] bytea[] bool[] bool",
+    "schedules_1": "text text int",
     "settle_1": "text bigint bigint bigint bytea bigint bool",
     "sites_1": "",
     "state_load_1": "text",

@@ -42,6 +42,7 @@ from musterd.ipc.wire.messages import (
 from musterd.supervisor.cluster.watching import WatchingEngine
 from musterd.supervisor.core.model import shared
 
+SCHEDULES_MAX = 10_000  # of a cluster
 BATCH_MAX = 1000  # tasks in one call; around 100 is fastest
 INTERRUPTIONS_MAX = 20  # shutdowns and recycles that one task may survive: no task runs for ever
 JOINED_MAX = 1000  # tasks that wait for one key: all of them end in one transaction
@@ -128,6 +129,7 @@ class Orders(Struct, frozen=True):
     policy: int
     draining: bool = False
     cancel: tuple[str, ...] = ()  # ids of claimed tasks that somebody cancelled
+    scheduled: int = 0  # as in PolicyView
 
 
 class NodeView(Struct, frozen=True):
@@ -295,6 +297,7 @@ ClusterPolicy = shared.ClusterPolicy
 class PolicyView(Struct, frozen=True):
     version: int
     policy: ClusterPolicy
+    scheduled: int = 0  # 1: there are schedules, 2: whose changes people want to know
 
 
 class SiteView(Struct, frozen=True):
@@ -333,6 +336,19 @@ class ScheduleView(Struct, frozen=True):
     task: str = ""  # id of the newest run
     ran_ns: int = 0  # its instant
     state: str = ""  # of that run; "": it is not known any more
+    added: bool = False  # at run time, and not by a policy
+    section: bytes = b""  # its keys as they were given then
+    record: bytes = b""  # what is known of its results (watching.py)
+
+
+class AddedSchedule(Struct, frozen=True):
+    """A schedule that is added at run time."""
+
+    card: ScheduleCard
+    section: bytes = b""
+    ago_ns: int = 0  # it begins as if that had been so long ago
+    memory: bytes = b""  # as a node would have it then
+    paused: bool = False
 
 
 class Run(Struct, frozen=True):
@@ -558,14 +574,30 @@ class Engine(WatchingEngine, Protocol):
         memory: bytes,
         skipped: int = 0,
         anew: bool = False,
+        resend: bool = False,
     ) -> Settled | None:
         """Submit the runs of a due schedule and move on to its next instant.
 
         None, and nothing happened, if another node was first. A run that is refused counts as
         skipped. `anew` forgets the last result: the next one is no change; then nothing is run.
+        `resend`: a run may have been made before, and have ended.
         """
 
-    def schedules(self) -> list[ScheduleView]: ...
+    def schedules(
+        self, name: str = "", *, after: str = "", limit: int = SCHEDULES_MAX
+    ) -> list[ScheduleView]:
+        """Return schedules by name: one, or those after one."""
+
+    def put(self, schedules: Sequence[AddedSchedule], *, replace: bool = True) -> list[Rejection]:
+        """Add schedules at run time, or change them; return those that were refused.
+
+        Those of the applied policy are changed only there. A policy that is applied later takes
+        over a schedule of the same name.
+        """
+
+    def delete(self, names: Sequence[str]) -> list[Rejection]:
+        """Forget schedules that were added, and their results; return those that were refused."""
+
     def pause(self, name: str, *, paused: bool) -> bool:
         """Pause a schedule, or let it go on without the instants of the pause.
 

@@ -33,6 +33,7 @@ _encode = msgspec.msgpack.Encoder().encode
 def judged(schedule: WatchedSchedule, policy: SchedulePolicy) -> Judged:
     """Return what the runs of a schedule mean, one after the other."""
     watched, rules = _watched_of(schedule), policy.watching
+    pool = policy.task.partition(".")[0]
     watched.untold = [note for note in watched.untold if note.number in schedule.untold]
     entries: dict[int, HistoryEntry] = {}
     forgotten: dict[int, None] = {}
@@ -44,13 +45,20 @@ def judged(schedule: WatchedSchedule, policy: SchedulePolicy) -> Judged:
             if note_failure(rules, watched):
                 why = stale_why(watched, run.error)
                 notes.append(
-                    NewNote(STALE, run.task, at_ns=run.at_ns, reason=why, count=watched.failures)
+                    NewNote(
+                        STALE,
+                        pool,
+                        run.task,
+                        at_ns=run.at_ns,
+                        reason=why,
+                        count=watched.failures,
+                    )
                 )
         else:
             watched.failures = 0
             if watched.stale:
                 watched.stale = False
-                notes.append(NewNote(RECOVERED, run.task, at_ns=run.at_ns))
+                notes.append(NewNote(RECOVERED, pool, run.task, at_ns=run.at_ns))
             seen = _seen_of(run, by_rules=bool(rules.name))
             if seen is None or run.watch != rules.rules:
                 continue  # the result of another task, or one by the rules before
@@ -62,10 +70,10 @@ def judged(schedule: WatchedSchedule, policy: SchedulePolicy) -> Judged:
                     forgotten[number] = None
             if found.change is not None:
                 change = found.change
-                note = NewNote(
-                    CHANGED, change.task, change.digest, change.number, change.before, change.at_ns
+                both = (change.number, change.before)
+                notes.append(
+                    NewNote(CHANGED, pool, change.task, change.digest, *both, change.at_ns)
                 )
-                notes.append(note)
     return Judged(
         schedule.name,
         schedule.turn,

@@ -147,7 +147,8 @@ class ModelEngine(Schedules):
         node = self._node(tenure)
         node.beat_ns = self.clock()
         cancel = tuple(t.spec.id for t in self.board.claimed() if t.tenure == tenure and t.cancel)
-        return Orders(str(self._epoch), self._version, node.draining, cancel)
+        known = (str(self._epoch), self._version, node.draining, cancel)
+        return Orders(*known, self.scheduled)
 
     def leave(self, tenure: int) -> None:
         node = self.board.of(tenure) if tenure else None
@@ -398,7 +399,7 @@ class ModelEngine(Schedules):
     # -- policy -------------------------------------------------------------------------------
 
     def policy(self) -> PolicyView:
-        return PolicyView(self._version, self.rules)
+        return PolicyView(self._version, self.rules, self.scheduled)
 
     def apply(self, policy: ClusterPolicy, former: int) -> int:
         if former != self._version:

@@ -161,6 +161,8 @@ class Schedule(Struct, eq=False):
     runs: int = 0
     skipped: int = 0
     paused: bool = False
+    added: bool = False
+    section: bytes = b""
 
 
 class Lock(Struct, frozen=True):

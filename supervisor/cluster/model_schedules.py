@@ -6,7 +6,23 @@ from typing import Any
 from msgspec import structs
 
 from musterd.ipc.wire.history import HistoryEntry
+from musterd.ipc.wire.messages import Rejection
+from musterd.ipc.wire.schedule_messages import (
+    IN_USE,
+    INVALID_SCHEDULE,
+    READ_ONLY,
+    TOO_MANY,
+    UNKNOWN_SCHEDULE,
+)
+from musterd.supervisor.cluster.added import (
+    PLAN_BYTES_MAX,
+    SECTION_BYTES_MAX,
+    SECTIONS_BYTES_MAX,
+    refusal,
+)
 from musterd.supervisor.cluster.engine import (
+    SCHEDULES_MAX,
+    AddedSchedule,
     DueSchedule,
     Run,
     ScheduleCard,
@@ -34,18 +50,65 @@ class Schedules(Views):
     def _follow(self, cards: Sequence[ScheduleCard]) -> None:
         """Take over the schedules of a policy."""
         wanted = {card.name: card for card in cards}
-        for name in [name for name in self.board.schedules if name not in wanted]:
+        known = self.board.schedules.items()
+        for name in [name for name, each in known if name not in wanted and not each.added]:
             del self.board.schedules[name]
         for name, card in wanted.items():
-            self._reschedule(name, card)
+            schedule = self._reschedule(name, card)
+            schedule.added, schedule.section = False, b""
         self._forget_results()
 
-    def _reschedule(self, name: str, card: ScheduleCard) -> None:
+    def _reschedule(self, name: str, card: ScheduleCard) -> Schedule:
         known = self.board.schedules.setdefault(name, Schedule(card))
         if known.card.plan != card.plan:  # the node looks at it anew
             known.turn += 1
             known.next_ns = 0
         known.card = card
+        return known
+
+    @property
+    def scheduled(self) -> int:
+        return max([1 + each.card.notify for each in self.board.schedules.values()], default=0)
+
+    def put(self, schedules: Sequence[AddedSchedule], *, replace: bool = True) -> list[Rejection]:
+        refused = []
+        for each in sorted(schedules, key=lambda each: each.card.name):
+            code = self._put_refused(each, replace=replace)
+            if code:
+                refused.append(refusal(each.card.name, code))
+                continue
+            new = each.card.name not in self.board.schedules
+            known = self._reschedule(each.card.name, each.card)
+            known.added, known.section = True, each.section
+            known.paused = known.paused or each.paused
+            if new:
+                known.last_ns = self.clock() + self.wall_ns - each.ago_ns
+                known.memory = each.memory
+        self._forget_results()
+        return refused
+
+    def _put_refused(self, each: AddedSchedule, *, replace: bool) -> str:
+        known = self.board.schedules.get(each.card.name)
+        if known is not None and not known.added:
+            return READ_ONLY
+        if known is not None and not replace:
+            return IN_USE
+        if len(each.section) > SECTION_BYTES_MAX or len(each.card.plan) > PLAN_BYTES_MAX:
+            return INVALID_SCHEDULE
+        others = [each for each in self.board.schedules.values() if each is not known]
+        size = sum(len(other.section) for other in others) + len(each.section)
+        return TOO_MANY if len(others) >= SCHEDULES_MAX or size > SECTIONS_BYTES_MAX else ""
+
+    def delete(self, names: Sequence[str]) -> list[Rejection]:
+        refused = []
+        for name in names:
+            known = self.board.schedules.get(name)
+            if known is None or not known.added:
+                refused.append(refusal(name, UNKNOWN_SCHEDULE if known is None else READ_ONLY))
+            else:
+                del self.board.schedules[name]
+        self._forget_results()
+        return refused
 
     def _forget_results(self) -> None:
         """Forget the results of schedules that are gone, or whose changes nobody wants to know."""
@@ -86,6 +149,7 @@ class Schedules(Views):
         memory: bytes,
         skipped: int = 0,
         anew: bool = False,
+        resend: bool = False,
     ) -> Settled | None:
         known = self.board.schedules.get(due.name)
         if known is None or known.turn != due.turn:
@@ -95,7 +159,7 @@ class Schedules(Views):
         known.skipped += skipped
         if anew and known.card.notify:
             self.note_seen(due.name, "anew")
-        verdicts = self.submit([each.spec for each in runs])
+        verdicts = self.submit([each.spec for each in runs], resend=resend)
         for run, verdict in zip(runs, verdicts, strict=True):
             if verdict.state == "rejected":
                 known.skipped += 1
@@ -104,13 +168,17 @@ class Schedules(Views):
                 known.task, known.ran_ns = run.spec.id, run.instant_ns
         return Settled(tuple(verdicts))
 
-    def schedules(self) -> list[ScheduleView]:
+    def schedules(
+        self, name: str = "", *, after: str = "", limit: int = SCHEDULES_MAX
+    ) -> list[ScheduleView]:
         views = []
-        for name, each in sorted(self.board.schedules.items()):
+        for known, each in sorted(self.board.schedules.items()):
+            if name not in ("", known) or known <= after:
+                continue
             newest = self.view(each.task)
             views.append(
                 ScheduleView(
-                    self._due(name, each),
+                    self._due(known, each),
                     each.next_ns,
                     each.paused,
                     each.card.notify,
@@ -119,9 +187,12 @@ class Schedules(Views):
                     each.task,
                     each.ran_ns,
                     newest.state if newest is not None else "",
+                    each.added,
+                    each.section,
+                    self.board.watched.get(known, (0, b""))[1],
                 )
             )
-        return views
+        return views[:limit]
 
     def pause(self, name: str, *, paused: bool) -> bool:
         known = self.board.schedules.get(name)
@@ -172,9 +243,9 @@ class Schedules(Views):
         for number in found.forgotten:
             kept.pop(number, None)
         for note in found.notes:
-            event, task, digest, *rest = structs.astuple(note)
             number = len(self.board.changes) + 1
-            told = ChangeNote(number, found.name, task, digest, False, event, *rest)
+            said = structs.asdict(note)
+            told = ChangeNote(number=number, schedule=found.name, **said)
             self.board.changes.append(told)
             self.board.noted_ns[number] = self.clock()
         return True

@@ -256,8 +256,8 @@ class PostgresEngine(ScheduleCalls):
         return len(told)
 
     def beat(self, tenure: int) -> Orders:
-        [(epoch, policy, draining, cancel)] = self._call("beat_1", tenure)
-        return Orders(epoch, policy, draining, tuple(cancel or ()))
+        [(epoch, policy, draining, cancel, scheduled)] = self._call("beat_1", tenure)
+        return Orders(epoch, policy, draining, tuple(cancel or ()), scheduled)
 
     def leave(self, tenure: int) -> None:
         wakes = Wakes()
@@ -459,9 +459,9 @@ class PostgresEngine(ScheduleCalls):
     # -- sites and policy ---------------------------------------------------------------------
 
     def policy(self) -> PolicyView:
-        [(version, doc)] = self._call("policy_1")
+        [(version, doc, scheduled)] = self._call("policy_1")
         try:
-            return PolicyView(version, msgspec.json.decode(doc, type=ClusterPolicy))
+            return PolicyView(version, msgspec.json.decode(doc, type=ClusterPolicy), scheduled)
         except msgspec.DecodeError as error:
             why = f"policy {version} of the cluster cannot be read by this version ({error})"
             raise EngineError(f"{why}: upgrade musterd here") from None

@@ -1,14 +1,17 @@
 """The engine on PostgreSQL: schedules, their runs, and the results of those."""
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import psycopg
 from msgspec import msgpack
 
 from musterd.ipc.wire.history import HistoryEntry
-from musterd.ipc.wire.messages import TaskSpec, View
+from musterd.ipc.wire.messages import Rejection, TaskSpec, View
+from musterd.supervisor.cluster.added import refusal
 from musterd.supervisor.cluster.engine import (
+    SCHEDULES_MAX,
+    AddedSchedule,
     DueSchedule,
     EngineError,
     Run,
@@ -28,6 +31,8 @@ from musterd.supervisor.cluster.watching import (
     SeenRun,
     WatchedSchedule,
 )
+
+KINDS: tuple[Literal["good"], Literal["failed"], Literal["anew"]] = ("good", "failed", "anew")
 
 _pack = msgpack.Encoder().encode
 _unpack_view = msgpack.Decoder(View).decode
@@ -58,6 +63,7 @@ class ScheduleCalls(Protocol):
         memory: bytes,
         skipped: int = 0,
         anew: bool = False,
+        resend: bool = False,
     ) -> Settled | None:
         assert not (anew and runs), "the row of its last result is locked after those of tasks"
         wakes = Wakes()
@@ -68,20 +74,36 @@ class ScheduleCalls(Protocol):
                 if not self._call("settle_1", *row)[0][0]:
                     return None
                 if runs:
-                    verdicts = self._submit([each.spec for each in runs], 0, False, wakes)
+                    verdicts = self._submit([each.spec for each in runs], 0, resend, wakes)
                     self._call("ran_1", due.name, *tally(runs, verdicts))
         except psycopg.Error as error:
             raise self._refusal(error) from error
         self._wake(wakes)
         return Settled(tuple(verdicts))
 
-    def schedules(self) -> list[ScheduleView]:
+    def schedules(
+        self, name: str = "", *, after: str = "", limit: int = SCHEDULES_MAX
+    ) -> list[ScheduleView]:
         views = []
-        for row in self._call("schedules_1"):
-            *shown, number = row[7:]
-            shown.append(STATES[number] if number is not None else "")
+        for row in self._call("schedules_1", name, after, limit):
+            state = STATES[row[14]] if row[14] is not None else ""
+            shown = [*row[7:14], state, *row[15:]]
             views.append(ScheduleView(DueSchedule(*row[:7]), *shown))
         return views
+
+    def put(self, schedules: Sequence[AddedSchedule], *, replace: bool = True) -> list[Rejection]:
+        rows = [
+            (
+                *(each.card.name, each.card.plan, each.card.notify, each.section),
+                *(each.ago_ns, each.memory, each.paused),
+            )
+            for each in schedules
+        ]
+        refused = self._call("put_1", *_lists(rows, 7), replace)
+        return [refusal(name, code) for name, code in refused]
+
+    def delete(self, names: Sequence[str]) -> list[Rejection]:
+        return [refusal(name, code) for name, code in self._call("delete_1", list(names))]
 
     def pause(self, name: str, *, paused: bool) -> bool:
         return bool(self._call("pause_1", name, paused)[0][0])
@@ -110,7 +132,7 @@ class ScheduleCalls(Protocol):
             *_lists(runs, 2),
             *_lists(entries, 5),
             *_lists(gone, 2),
-            *_lists(notes, 9),
+            *_lists(notes, 10),
         )
         return [row[0] for row in rows]
 
@@ -152,7 +174,7 @@ def _seen(number: int, kind: int, task: str, at_ns: int, digest: str, *rest: Any
     value, view, watch, error = rest
     return SeenRun(
         number,
-        ("good", "failed", "anew")[kind],  # type: ignore[arg-type]
+        KINDS[kind],
         task,
         at_ns,
         digest,
@@ -175,6 +197,7 @@ def _note(name: str, note: NewNote) -> tuple[object, ...]:
         note.at_ns,
         said,
         note.count,
+        note.pool,
     )
 
 

@@ -30,7 +30,6 @@ CHANGES_NS = SECOND_NS
 UNTOLD_NS = 10 * SECOND_NS  # between two looks at what nobody has told
 CONFIRM_NS = SECOND_NS  # from the report to the note that people were alerted
 TELL_MAX = 1000  # changes to be told; older ones are dropped, and found by the next look
-POOLS_MAX = 10_000  # schedules whose pool is remembered: as many as there may be
 SKIP_MAX = 1000  # schedules whose plans cannot be read here
 
 _encode = json.Encoder().encode
@@ -69,7 +68,6 @@ class Results:
         self._tell = tell
         self._policy_of = policy_of
         self.now_ns = 0
-        self.pools: dict[str, str] = {}  # of schedules
         self._watch, self._judge = Lane(), Lane()
         self._watch_at_ns = self._changes_at_ns = 0
         self._untold_at_ns = 0
@@ -122,9 +120,8 @@ class Results:
         """Look for more; if the answer is lost, the next look says what is left."""
         self._watch_at_ns = self._changes_at_ns = self.now_ns
 
-    def follow(self, pools: dict[str, str]) -> None:
-        """Hear which schedules there are, and their pools; plans may be readable now."""
-        self.pools = pools
+    def follow(self) -> None:
+        """Hear that other schedules are applied: their plans may be readable."""
         self._skip.clear()
 
     # -- telling ------------------------------------------------------------------------------
@@ -192,7 +189,7 @@ class Results:
         return wire.ScheduleNews(
             note.event,  # type: ignore[arg-type]
             note.schedule,
-            self.pools.get(note.schedule, ""),
+            note.pool,
             note.task if note.event == CHANGED else "",
             note.reason[: wire.NEWS_CHARS_MAX],
             note.count,

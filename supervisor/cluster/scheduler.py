@@ -47,6 +47,7 @@ from musterd.supervisor.core.model.shared import ClusterPolicy, schedule_of
 from musterd.supervisor.core.model.timing import ZoneOf
 
 DUE_NS = SECOND_NS // 2  # between two looks at what is due
+WITH_CHANGES = 2  # of PolicyView.scheduled
 REPORT_GAP_NS = 60 * SECOND_NS  # between two reports about skipped runs of one schedule
 
 Action = Call | Tell | actions.Report
@@ -146,6 +147,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class Skips(Struct):
     """Skipped runs of one schedule that were not reported yet."""
 
+    pool: str
     count: int = 0
     why: str = ""
     reported_ns: int = 0
@@ -162,7 +164,7 @@ class Scheduler:
         # The policy: the version that is applied, and the one that the supervisor knows.
         self._version: int | None = None
         self._told: int | None = None
-        self._policies: dict[str, SchedulePolicy] = {}
+        self._scheduled = 0  # whether there are schedules, also those that were added
         self._declared: dict[str, TaskDeclaration] = {}  # tasks that the engine knows from here
         self._due: deque[engine.DueSchedule] = deque()
         self._settling: tuple[engine.DueSchedule, Settlement] | None = None
@@ -180,8 +182,9 @@ class Scheduler:
                     answered(result)
             case EngineFailed():
                 self._failed(event)
-            case Standing(version, cards):
+            case Standing(version, cards, scheduled):
                 self._version = version
+                self._scheduled = self._scheduled if scheduled is None else scheduled
                 self._declared = {
                     f"{card.name}.{task.method}": task for card in cards for task in card.tasks
                 }
@@ -208,9 +211,9 @@ class Scheduler:
             yield self._fetch, 0, self._call_policy
         if self._due:
             yield self._settle, 0, self._call_settle
-        elif self._policies and not self._settle.ticket:
+        elif self._scheduled and not self._settle.ticket:
             yield self._look, self._due_at_ns, self._call_due
-        if any(policy.notify for policy in self._policies.values()):
+        if self._scheduled == WITH_CHANGES:
             yield from self._results.wanted_calls()
 
     def _call(
@@ -242,7 +245,7 @@ class Scheduler:
 
     def _fetched(self, result: object) -> None:
         assert isinstance(result, engine.PolicyView)
-        self._version = result.version
+        self._version, self._scheduled = result.version, result.scheduled
         self._tell_policy(result.policy)
 
     def _tell_policy(self, policy: ClusterPolicy | None) -> None:
@@ -256,17 +259,14 @@ class Scheduler:
         for at in parts:
             part, more = encoded[at : at + BATCH_BYTES_MAX], at + BATCH_BYTES_MAX < len(encoded)
             self._tell(wire.SharedPolicy(self._version, part, more))
-        self._policies = {}
         self._due.clear()
         for card in policy.schedules:
             try:
-                self._policies[card.name] = schedule_of(card.plan, self._zone_of)
+                schedule_of(card.plan, self._zone_of)
             except ValueError as error:
                 why = f"schedule '{card.name}' does not run here: {error}"
                 self._out.append(actions.Report("cluster.refused", "error", reason=why))
-        pools = {name: each.task.partition(".")[0] for name, each in self._policies.items()}
-        self._results.follow(pools)
-        self._skips = {name: each for name, each in self._skips.items() if name in self._policies}
+        self._results.follow()
 
     def _tell(self, message: wire.SidecarMessage) -> None:
         self._out.append(Tell(message))
@@ -283,8 +283,10 @@ class Scheduler:
             policy = self._policy_of(due.plan)
             if policy is not None and policy.task in self._declared:
                 self._due.append(due)
-        for name, skips in self._skips.items():
+        for name, skips in list(self._skips.items()):
             self._tell_skips(name, skips)
+            if not skips.count and self._now_ns - skips.reported_ns >= REPORT_GAP_NS:
+                del self._skips[name]
 
     def _policy_of(self, plan: bytes) -> SchedulePolicy | None:
         """Return the schedule; None if it cannot be read here: another node may."""
@@ -324,12 +326,13 @@ class Scheduler:
         if result is None:
             return  # another node was first
         assert isinstance(result, engine.Settled)
-        pool = self._pool_of(due.name)
+        policy = self._policy_of(due.plan)
+        pool = policy.task.partition(".")[0] if policy is not None else ""
         if found.reset:
             self._tell(wire.ScheduleNews("schedule.reset", due.name, pool, reason=found.reset))
         refused = [each.rejection for each in result.verdicts if each.rejection is not None]
         if found.skipped or refused:
-            skips = self._skips.setdefault(due.name, Skips())
+            skips = self._skips.setdefault(due.name, Skips(pool))
             skips.count += found.skipped + len(refused)
             skips.why = f"{refused[-1].code}: {refused[-1].message}" if refused else found.why
             self._tell_skips(due.name, skips)
@@ -339,11 +342,6 @@ class Scheduler:
         last_ns = skips.reported_ns
         if skips.count and (not last_ns or self._now_ns - last_ns >= REPORT_GAP_NS):
             why = skips.why[: wire.NEWS_CHARS_MAX]
-            pool = self._pool_of(name)
-            news = wire.ScheduleNews("schedule.skipped", name, pool, "", why, skips.count)
+            news = wire.ScheduleNews("schedule.skipped", name, skips.pool, "", why, skips.count)
             skips.count, skips.reported_ns = 0, self._now_ns
             self._tell(news)
-
-    def _pool_of(self, name: str) -> str:
-        policy = self._policies.get(name)
-        return policy.task.partition(".")[0] if policy is not None else ""

@@ -56,6 +56,7 @@ class NewNote(Struct, frozen=True):
     """Something to be told of the results of a schedule."""
 
     event: str  # CHANGED, STALE or RECOVERED
+    pool: str = ""
     task: str = ""
     digest: str = ""
     entry: int = 0  # of a change: the number of the new result in history ...
@@ -91,6 +92,7 @@ class ChangeNote(Struct, frozen=True):
     at_ns: int = 0
     reason: str = ""
     count: int = 0
+    pool: str = ""
 
 
 class Changed(Struct, frozen=True):

@@ -29,7 +29,7 @@ from musterd.supervisor.api.status import (
 from musterd.supervisor.cluster import checks
 from musterd.supervisor.cluster.engine import Statistics, TaskFilter
 from musterd.supervisor.cluster.postgres import PostgresEngine
-from musterd.supervisor.ctl import cluster_schedules
+from musterd.supervisor.ctl import cluster_results, cluster_schedules
 from musterd.supervisor.ctl.app import ANSWER_SECONDS, Settings
 from musterd.supervisor.ctl.cluster_events import Watch, fits
 from musterd.supervisor.ctl.cluster_link import ClusterAway, find_url, told
@@ -68,6 +68,8 @@ class ClusterConnection:
             rpc.ListBreakers: self._breakers,
             rpc.SetBreaker: self._set_breaker,
             rpc.Events: self._recent_events,
+            rpc.ListChanges: lambda asked: cluster_results.changes(self._engine, asked),
+            rpc.ShowHistory: lambda asked: cluster_results.history(self._engine, asked),
             rpc.ListSchedules: lambda _: cluster_schedules.listed(self._engine),
             rpc.RunSchedule: lambda asked: cluster_schedules.run(self._engine, asked.name),
             rpc.PauseSchedule: lambda asked: cluster_schedules.pause(

@@ -81,9 +81,13 @@ def _policy_of(view: ScheduleView) -> SchedulePolicy:
 def _found(engine: Engine, name: str) -> ScheduleView:
     views = {view.due.name: view for view in engine.schedules()}
     if name not in views:
-        known = ", ".join(list(views)[:NAMES_SHOWN_MAX]) or "none"
-        raise RpcError(NO_SUCH_NAME, f"no such schedule: {name!r}: there are {known}")
+        raise RpcError(NO_SUCH_NAME, f"no such schedule: {name!r}: {known_names(engine)}")
     return views[name]
+
+
+def known_names(engine: Engine) -> str:
+    names = [view.due.name for view in engine.schedules()]
+    return f"there are {', '.join(names[:NAMES_SHOWN_MAX]) or 'none'}"
 
 
 def _declared(engine: Engine, name: str) -> TaskDeclaration | None:

@@ -32,14 +32,15 @@ WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME, HANDLERS, LOOKS = range(9)
 THREADS = {
     **dict.fromkeys(("check", "submit", "cancel", "invalidate"), WRITES),
     **dict.fromkeys(("cards", "ended", "changes", "marks"), READS),
-    **dict.fromkeys(("fetch", "view"), FETCHES),
+    **dict.fromkeys(("fetch", "view", "history"), FETCHES),
     **dict.fromkeys(
         ("give_back", "join", "redeclare", "rejoin", "release", "beat", "leave"), MEMBER
     ),
     "claim": CLAIMS,
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
     **dict.fromkeys(("tick", "reap", "retain"), TIME),
-    **dict.fromkeys(("policy", "due", "settle", "announce"), TIME),
+    **dict.fromkeys(("policy", "due", "settle", "announce", "watched", "judged"), TIME),
+    **dict.fromkeys(("untold", "told"), TIME),
     **dict.fromkeys(("statistics", "find"), LOOKS),  # for people
     **dict.fromkeys(("states", "locks"), HANDLERS),
 }

@@ -276,5 +276,6 @@ def _noted(news: ScheduleNews) -> events.ScheduleNoted:
         content = _decode_content(news.content) if news.content else Content()
     except msgspec.DecodeError as error:
         raise ProtocolError(f"a change that cannot be read: {error}") from None
-    *rest, _, change = msgspec.structs.astuple(news)
-    return events.ScheduleNoted(*rest, *msgspec.structs.astuple(content), change)
+    said = msgspec.structs.asdict(news) | msgspec.structs.asdict(content)
+    del said["content"]
+    return events.ScheduleNoted(**said)

@@ -22,14 +22,14 @@ NODE = SUBMIT | {
     *("finish_1", "release_1", "progress_1", "tick_1", "retain_1", "state_load_1"),
     *("state_save_1", "states_1", "locks_1", "lock_wake_1", "due_1", "settle_1"),
     *("policy_1", "counts_1", "ran_1", "announce_1", "schedules_1", "watched_1", "judged_1"),
-    *("history_1", "changed_1", "untold_1", "told_1"),
+    *("history_1", "changed_1", "untold_1", "told_1", "put_1", "delete_1", "pause_1"),
     *("statistics_1", "nodes_1", "sites_1", "find_1", "recent_1", "redeclare_1"),
 }
 ADMIN = SUBMIT | {
     *("apply_1", "policy_1", "breaker_1", "sites_1", "nodes_1", "drain_1", "forget_1"),
     *("reap_1", "find_1", "recent_1", "purge_1", "counts_1", "statistics_1"),
     *("tick_1", "retain_1", "schedules_1", "settle_1", "ran_1", "pause_1"),
-    *("history_1", "changed_1"),
+    *("history_1", "changed_1", "put_1", "delete_1"),
 }
 ROLES = {"submit": SUBMIT, "node": NODE, "admin": ADMIN, "nobody": set[str]()}
 
@@ -231,7 +231,7 @@ def test_nodes_administrators_and_the_owner_see_all(ruled: Cluster, rig: Rig) ->
         assert len(ruled.engine(user).find(TaskFilter())) == 1
 
 
-def test_a_submitter_reads_no_policy_no_state_and_no_list(ruled: Cluster, rig: Rig) -> None:
+def test_a_submitter_reads_no_policy_no_state_and_no_list_and_puts_no_schedule(ruled: Cluster, rig: Rig) -> None:
     engine = ruled.engine("u_submit")
     for call in (
         engine.policy,
@@ -242,6 +242,10 @@ def test_a_submitter_reads_no_policy_no_state_and_no_list(ruled: Cluster, rig: R
         lambda: engine.history("kites"),
         engine.changed,
         engine.watched,
+        engine.schedules,
+        lambda: engine.put([]),
+        lambda: engine.delete(["kites"]),
+        lambda: engine.pause("kites", paused=True),
     ):
         with pytest.raises(EngineError, match="permission denied"):
             call()

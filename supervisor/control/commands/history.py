@@ -3,14 +3,14 @@
 import heapq
 
 from musterd.supervisor.api import rpc
-from musterd.supervisor.api.history import ChangeItem, ChangeList, HistoryList
+from musterd.supervisor.api.history import Answer, ChangeItem, ChangeList, HistoryList
 from musterd.supervisor.control.answers import Methods, Pending
 from musterd.supervisor.control.commands.schedules import no_such_schedule
 from musterd.supervisor.core.model.watching import HISTORY, Kept, history_key
 from musterd.supervisor.core.tasks.schedule import Schedule
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.store.interface import FindFacts
-from musterd.supervisor.views.history import Answer, entries_of
+from musterd.supervisor.views.history import entries_of
 
 
 class HistoryCommands:

@@ -106,7 +106,9 @@ class Timetable:
                     expected.append((CHANGED, run.task, before))
                 before = run.task
         kept = board.history.get("single", {})
-        assert [each[:2] for each in expected] == [(each.event, each.task) for each in board.changes]
+        assert [each[:2] for each in expected] == [
+            (each.event, each.task) for each in board.changes
+        ]
         for (_, task, former), note in zip(expected, board.changes, strict=True):
             if note.entry in kept and note.before in kept:
                 assert (kept[note.before].task, kept[note.entry].task) == (former, task)

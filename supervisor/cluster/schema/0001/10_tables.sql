@@ -198,7 +198,9 @@ CREATE TABLE schedule (
   turn bigint NOT NULL DEFAULT 0,       -- fences: it is another one after each settlement
   last_ns bigint NOT NULL DEFAULT 0, next_ns bigint DEFAULT 0, memory bytea NOT NULL DEFAULT '',
   runs bigint NOT NULL DEFAULT 0, skipped bigint NOT NULL DEFAULT 0,
-  task text COLLATE "C", ran_ns bigint NOT NULL DEFAULT 0);  -- the newest run
+  task text COLLATE "C", ran_ns bigint NOT NULL DEFAULT 0,  -- the newest run
+  added bool NOT NULL DEFAULT false,    -- at run time, and not by a policy
+  section bytea NOT NULL DEFAULT '');   -- its keys as they were given then
 -- What metrics show of the whole cluster, as one of the nodes saw it last (statistics_1).
 CREATE TABLE figures (
   one bool PRIMARY KEY DEFAULT true CHECK (one), at timestamptz NOT NULL, doc text NOT NULL,

@@ -287,15 +287,6 @@ CREATE FUNCTION due_1() RETURNS TABLE (name text, plan bytea, turn bigint, last_
   SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, run_alive(s.name)
   FROM schedule s WHERE s.next_ns <= wall_ns() AND NOT s.paused ORDER BY s.name $$;
 
-CREATE FUNCTION schedules_1() RETURNS TABLE (name text, plan bytea, turn bigint, last_ns bigint,
-  now_ns bigint, memory bytea, alive text, next_ns bigint, paused bool, notify bool, runs bigint,
-  skipped bigint, task text, ran_ns bigint, state smallint) LANGUAGE sql STABLE AS $$
-  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, run_alive(s.name), s.next_ns,
-    s.paused, s.notify, s.runs, s.skipped, coalesce(s.task, ''), s.ran_ns, coalesce(
-      (SELECT v.state FROM live v WHERE v.id = s.task),
-      (SELECT d.state FROM done d WHERE d.id = s.task ORDER BY d.finished_at DESC LIMIT 1))
-  FROM schedule s ORDER BY s.name $$;
-
 -- Move a schedule on from a turn; the node submits its runs in the same transaction. False: another
 -- node was first.
 CREATE FUNCTION settle_1(p_name text, p_turn bigint, p_last bigint, p_next bigint, p_memory bytea,

@@ -25,7 +25,7 @@ CREATE TABLE change (
   number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, event text NOT NULL,
   schedule text COLLATE "C" NOT NULL, task text NOT NULL, digest text NOT NULL,
   entry bigint NOT NULL, before bigint NOT NULL, at timestamptz NOT NULL, at_ns bigint NOT NULL,
-  reason text NOT NULL, count bigint NOT NULL,
+  reason text NOT NULL, count bigint NOT NULL, pool text NOT NULL,
   announced bigint, taken timestamptz,  -- who alerts people of it, and since when
   told bool NOT NULL DEFAULT false,     -- ... and has done so
   xact xid8 NOT NULL DEFAULT pg_current_xact_id());
@@ -59,22 +59,26 @@ END $$;
 -- Forget the results of schedules that are gone, or whose changes nobody wants to know.
 CREATE FUNCTION forget_results() RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE gone text[];
 BEGIN
-  SELECT array_agg(w.schedule) INTO gone FROM (
-    SELECT x.schedule FROM watched x WHERE NOT EXISTS (
-      SELECT FROM schedule s WHERE s.name = x.schedule AND s.notify)
-    ORDER BY x.schedule FOR UPDATE) w;
-  DELETE FROM watched w WHERE w.schedule = ANY (gone);
-  DELETE FROM history h WHERE h.schedule = ANY (gone);
-  DELETE FROM ended_run n WHERE NOT EXISTS (
-    SELECT FROM schedule s WHERE s.name = n.schedule AND s.notify);
+  PERFORM forget_results_of(ARRAY(
+    SELECT w.schedule FROM (SELECT x.schedule FROM watched x UNION SELECT y.schedule FROM ended_run y) w
+    WHERE NOT EXISTS (SELECT FROM schedule s WHERE s.name = w.schedule AND s.notify)));
+END $$;
+
+CREATE FUNCTION forget_results_of(p_names text[]) RETURNS void LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+BEGIN
+  PERFORM FROM watched w WHERE w.schedule = ANY (p_names) ORDER BY w.schedule FOR UPDATE;
+  DELETE FROM watched w WHERE w.schedule = ANY (p_names);
+  DELETE FROM history h WHERE h.schedule = ANY (p_names);
+  DELETE FROM ended_run n WHERE n.schedule = ANY (p_names);
 END $$;
 
 -- What no node can judge does not pile up: 1,000 of each schedule stay.
 CREATE FUNCTION tidy_seen() RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
+  DELETE FROM ended_run n WHERE NOT EXISTS (SELECT FROM schedule s WHERE s.name = n.schedule);
   DELETE FROM ended_run n WHERE n.number IN (
     SELECT x.number FROM (SELECT y.number,
       row_number() OVER (PARTITION BY y.schedule ORDER BY y.number DESC) AS place FROM ended_run y) x
@@ -121,7 +125,7 @@ CREATE FUNCTION judged_1(p_names text[], p_turns bigint[], p_records bytea[], p_
   p_runs bigint[], p_entry_of text[], p_entry_numbers bigint[], p_changed bigint[],
   p_befores bigint[], p_entries bytea[], p_gone_of text[], p_gone bigint[], p_events text[],
   p_note_of text[], p_tasks text[], p_digests text[], p_note_entries bigint[],
-  p_note_befores bigint[], p_ats bigint[], p_reasons text[], p_counts bigint[])
+  p_note_befores bigint[], p_ats bigint[], p_reasons text[], p_counts bigint[], p_pools text[])
 RETURNS SETOF text LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE won text[];
@@ -149,11 +153,11 @@ BEGIN
     before = EXCLUDED.before, entry = EXCLUDED.entry;
   DELETE FROM history h USING unnest(p_gone_of, p_gone) g(name, number)
   WHERE g.name = ANY (won) AND h.schedule = g.name AND h.number = g.number;
-  INSERT INTO change (event, schedule, task, digest, entry, before, at, at_ns, reason, count)
-  SELECT u.event, u.name, u.task, u.digest, u.entry, u.before, clock(), u.at, u.reason, u.count
+  INSERT INTO change (event, schedule, task, digest, entry, before, at, at_ns, reason, count, pool)
+  SELECT u.event, u.name, u.task, u.digest, u.entry, u.before, clock(), u.at, u.reason, u.count, u.pool
   FROM unnest(p_events, p_note_of, p_tasks, p_digests, p_note_entries, p_note_befores, p_ats,
-    p_reasons, p_counts) WITH ORDINALITY
-    u(event, name, task, digest, entry, before, at, reason, count, o)
+    p_reasons, p_counts, p_pools) WITH ORDINALITY
+    u(event, name, task, digest, entry, before, at, reason, count, pool, o)
   WHERE u.name = ANY (won) ORDER BY u.o;
   RETURN QUERY SELECT unnest(won);
 END $$;
@@ -193,17 +197,17 @@ BEGIN
 END $$;
 
 CREATE TYPE note AS (number bigint, schedule text, task text, digest text, announced bool,
-  event text, entry bigint, before bigint, at_ns bigint, reason text, count bigint);
+  event text, entry bigint, before bigint, at_ns bigint, reason text, count bigint, pool text);
 
 CREATE FUNCTION note_of(c change) RETURNS note LANGUAGE sql IMMUTABLE AS $$
   SELECT (c.number, c.schedule, c.task, c.digest, c.announced IS NOT NULL, c.event, c.entry,
-    c.before, c.at_ns, c.reason, c.count)::note $$;
+    c.before, c.at_ns, c.reason, c.count, c.pool)::note $$;
 
 -- Changes since a snapshot, each once, whatever order the transactions had; without one, the newest
 -- of each schedule. The first row has no number, and says what to ask for next time.
 CREATE FUNCTION changes_1(p_after text) RETURNS TABLE (after text, number bigint, schedule text,
   task text, digest text, announced bool, event text, entry bigint, before bigint, at_ns bigint,
-  reason text, count bigint) LANGUAGE plpgsql STABLE AS $$
+  reason text, count bigint, pool text) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
 DECLARE since pg_snapshot := nullif(p_after, '')::pg_snapshot;
 BEGIN

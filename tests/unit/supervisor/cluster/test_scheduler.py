@@ -219,7 +219,9 @@ class Bench:
     def follow(self, *schedules: SchedulePolicy, version: int = 1) -> list[object]:
         cards = tuple([card_of(each) for each in schedules])
         self.feed(Standing(version, (CARD,)))
-        return self.answer("policy", engine.PolicyView(version, ClusterPolicy(schedules=cards)))
+        level = max([1 + each.notify for each in schedules], default=0)
+        policy = ClusterPolicy(schedules=cards)
+        return self.answer("policy", engine.PolicyView(version, policy, level))
 
 
 @pytest.fixture
@@ -271,6 +273,20 @@ def test_without_schedules_nothing_is_asked(bench: Bench) -> None:
     bench.pass_ns(10 * SECOND_NS)
     assert bench.calls == {}
     assert bench.scheduler.next_deadline() is None
+
+
+def test_schedules_that_were_added_are_looked_at_when_a_heartbeat_tells_of_them(
+    bench: Bench,
+) -> None:
+    bench.follow()
+    bench.feed(Standing(1, (CARD,), 1))
+    assert bench.calls.keys() == {"due"}
+    bench.feed(Standing(1, (CARD,), 2))
+    assert bench.calls.keys() == {"due", "changes", "watched"}
+    bench.answer("due", [])
+    bench.feed(Standing(1, (CARD,), 0))
+    bench.pass_ns(SECOND_NS)
+    assert "due" not in bench.calls
 
 
 def test_due_schedules_are_settled_one_after_the_other(bench: Bench) -> None:
@@ -341,7 +357,7 @@ def test_a_new_beginning_is_told(bench: Bench) -> None:
 
 
 def note(number: int, *, announced: bool = False) -> ChangeNote:
-    return ChangeNote(number, "kites", f"@kites.{number}", "d", announced)
+    return ChangeNote(number, "kites", f"@kites.{number}", "d", announced, pool="p")
 
 
 def news_of(number: int, *, elsewhere: bool) -> ScheduleNews:
