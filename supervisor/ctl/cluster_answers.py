@@ -70,7 +70,11 @@ class ClusterConnection:
             rpc.Events: self._recent_events,
             rpc.ListChanges: lambda asked: cluster_results.changes(self._engine, asked),
             rpc.ShowHistory: lambda asked: cluster_results.history(self._engine, asked),
-            rpc.ListSchedules: lambda _: cluster_schedules.listed(self._engine),
+            rpc.ListSchedules: lambda asked: cluster_schedules.listed(self._engine, asked),
+            rpc.GetSchedule: lambda asked: cluster_schedules.keys_of(self._engine, asked.name),
+            rpc.PutSchedule: lambda asked: cluster_schedules.put(self._engine, asked),
+            rpc.PutSchedules: lambda asked: cluster_schedules.put_many(self._engine, asked),
+            rpc.DeleteSchedule: lambda asked: cluster_schedules.delete(self._engine, asked.name),
             rpc.RunSchedule: lambda asked: cluster_schedules.run(self._engine, asked.name),
             rpc.PauseSchedule: lambda asked: cluster_schedules.pause(
                 self._engine, asked.name, paused=True

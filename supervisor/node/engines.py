@@ -30,9 +30,9 @@ from musterd.supervisor.cluster.sidecar_events import EngineAnswered, EngineFail
 # Which thread does what.
 WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME, HANDLERS, LOOKS = range(9)
 THREADS = {
-    **dict.fromkeys(("check", "submit", "cancel", "invalidate"), WRITES),
+    **dict.fromkeys(("check", "submit", "cancel", "invalidate", "put", "delete", "pause"), WRITES),
     **dict.fromkeys(("cards", "ended", "changes", "marks"), READS),
-    **dict.fromkeys(("fetch", "view", "history"), FETCHES),
+    **dict.fromkeys(("fetch", "view", "history", "schedules"), FETCHES),
     **dict.fromkeys(
         ("give_back", "join", "redeclare", "rejoin", "release", "beat", "leave"), MEMBER
     ),

@@ -231,7 +231,9 @@ def test_nodes_administrators_and_the_owner_see_all(ruled: Cluster, rig: Rig) ->
         assert len(ruled.engine(user).find(TaskFilter())) == 1
 
 
-def test_a_submitter_reads_no_policy_no_state_and_no_list_and_puts_no_schedule(ruled: Cluster, rig: Rig) -> None:
+def test_a_submitter_reads_no_policy_no_state_and_no_list_and_puts_no_schedule(
+    ruled: Cluster, rig: Rig
+) -> None:
     engine = ruled.engine("u_submit")
     for call in (
         engine.policy,

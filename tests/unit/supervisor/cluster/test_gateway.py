@@ -43,7 +43,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     TellChange,
 )
 from musterd.supervisor.cluster.watches import LOOK_NS
-from musterd.supervisor.cluster.watching import STALE, Changed, ChangeNote
+from musterd.supervisor.cluster.watching import Changed, ChangeNote
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import (
     Acknowledge,
