@@ -1,5 +1,6 @@
 """The contract of engines: schedules that are added at run time."""
 
+from itertools import pairwise
 from random import Random
 
 from msgspec import structs
@@ -60,7 +61,7 @@ def test_an_added_schedule_is_shown_with_its_keys_and_is_due_as_any_other(rig: R
 def test_those_that_come_together_are_spread_over_their_interval(rig: Rig) -> None:
     rig.engine.put(made(*[every(name, 60) for name in "abc"]))
     begun = [view.due.last_ns for view in rig.engine.schedules()]
-    gaps = [first - second for first, second in zip(begun, begun[1:], strict=False)]
+    gaps = [first - second for first, second in pairwise(begun)]
     assert all(abs(gap - 20 * SECOND_NS) < SECOND_NS for gap in gaps), gaps
 
 

@@ -156,12 +156,15 @@ stale = 2
     write(page, error="a challenge page")
     stale = told_once(nodes, "watch.stale", "kites")
     assert "a challenge page" in stale["reason"]
-    assert clients[0].schedules.get("kites").stale
+    listed = json.loads(on_cluster(tmp_path, capsys, "--json", "schedule"))["schedules"]
+    assert listed[0]["stale"]
     write(page, price=39)
     told_once(nodes, "watch.recovered", "kites")
-    with Client(url_of(database, "w_submit"), connect_timeout=WAIT_SECONDS) as direct:
-        with pytest.raises(MusterdError, match="musterd_admin"):
-            direct.history("kites")
+    with (
+        Client(url_of(database, "w_submit"), connect_timeout=WAIT_SECONDS) as direct,
+        pytest.raises(MusterdError, match="musterd_admin"),
+    ):
+        direct.history("kites")
     for reader, client in zip(readers, clients, strict=True):
         reader.close()
         client.close()
