@@ -1,9 +1,11 @@
 """Real daemons that share schedules: rules, history and changes, and schedules at run time."""
 
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from postgres import Cluster, Server
@@ -55,9 +57,11 @@ def make(database: Cluster, folder: Path, name: str) -> Muster:
     url.write_text(url_of(database, "u_daemon"))
     url.chmod(0o600)
     pool = {"worker": "jobs", "size": 1, "env": {"PYTHONPATH": str(home)}}
-    cluster = {"url_file": str(url), "node": name, "lease": "5s", "pools": ["jobs"]}
+    pages = {"worker": "musterd.workers.parser:ParserWorker", "size": 1}
+    pages["options"] = {"allow": ["127.0.0.1"]}
+    cluster = {"url_file": str(url), "node": name, "lease": "5s", "pools": ["jobs", "pages"]}
     given = {f"cluster__{key}": value for key, value in cluster.items()}
-    return Muster(home, {"jobs": pool, "own": pool}, **given)
+    return Muster(home, {"jobs": pool, "own": pool, "pages": pages}, **given)
 
 
 @pytest.fixture(scope="module")
@@ -272,3 +276,57 @@ def test_musterctl_adds_edits_and_removes_schedules_of_the_cluster(
     refused = nodes[0].ctl("schedule", "add", "ctl", "--task", "jobs.read", "--every", "1h")
     assert "musterctl --cluster schedule add" in refused.stderr
     assert ask("remove", "ctl") == "ctl: removed\n"
+    sites = tmp_path / "sites.csv"
+    sites.write_text(
+        "name,url,task\nkites,http://127.0.0.1:1/,jobs.read\ntea,http://127.0.0.1:1/,\n"
+    )
+    capsys.readouterr()
+    words = ("--cluster", "--url-file", str(tmp_path / "admin"), "import", str(sites))
+    assert main([*words, "--dry-run"]) == 1
+    assert "'parser', which no node has" in capsys.readouterr().err
+    assert main([*words]) == 1  # of two, one
+    with nodes[1].client() as client:
+        assert [each.name for each in client.schedules.list()] == ["kites"]
+    assert ask("remove", "kites") == "kites: removed\n"
+
+
+class Site(BaseHTTPRequestHandler):
+    """A page with an ETag; `answers` are the statuses that it gave."""
+
+    answers: ClassVar[list[int]] = []
+
+    def do_GET(self) -> None:
+        same = self.headers.get("If-None-Match") == '"1"'
+        body = b"" if same else b"<p class=price>49</p>"
+        self.answers.append(304 if same else 200)
+        self.send_response(self.answers[-1])
+        self.send_header("ETag", '"1"')
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_page_that_another_node_has_read_costs_this_one_a_304(
+    nodes: list[Muster], database: Cluster
+) -> None:
+    engine = database.engine()
+    with ThreadingHTTPServer(("127.0.0.1", 0), Site) as server, nodes[0].client() as client:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        args = {"url": f"http://127.0.0.1:{server.server_port}/", "select": {"price": ".price"}}
+        keys = {"task": "pages.extract", "args": args, "every": "1h", "notify": "task.changed"}
+        client.schedules.put_many({"page": keys})
+        try:
+            for awake, asleep in (("shed", "barn"), ("barn", "shed")):
+                engine.drain(asleep, draining=True)
+                engine.drain(awake, draining=False)
+                run = client.schedules.run("page")
+                assert run.result(timeout=WAIT_SECONDS) == {"price": "49"}
+                assert (engine.view(run.id) or run).worker == awake
+            assert Site.answers == [200, 304]
+        finally:
+            engine.drain("shed", draining=False)
+            client.schedules.delete("page")
+            server.shutdown()
