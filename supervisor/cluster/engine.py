@@ -39,10 +39,11 @@ from musterd.ipc.wire.messages import (
     TaskView,
     View,
 )
+from musterd.supervisor.cluster.adding import AddingEngine
 from musterd.supervisor.cluster.watching import WatchingEngine
 from musterd.supervisor.core.model import shared
+from musterd.supervisor.core.model.policy import SCHEDULES_MAX
 
-SCHEDULES_MAX = 10_000  # of a cluster
 BATCH_MAX = 1000  # tasks in one call; around 100 is fastest
 INTERRUPTIONS_MAX = 20  # shutdowns and recycles that one task may survive: no task runs for ever
 JOINED_MAX = 1000  # tasks that wait for one key: all of them end in one transaction
@@ -341,16 +342,6 @@ class ScheduleView(Struct, frozen=True):
     record: bytes = b""  # what is known of its results (watching.py)
 
 
-class AddedSchedule(Struct, frozen=True):
-    """A schedule that is added at run time."""
-
-    card: ScheduleCard
-    section: bytes = b""
-    ago_ns: int = 0  # it begins as if that had been so long ago
-    memory: bytes = b""  # as a node would have it then
-    paused: bool = False
-
-
 class Run(Struct, frozen=True):
     instant_ns: int
     spec: TaskSpec
@@ -440,7 +431,7 @@ class Statistics(Struct, frozen=True):
     age_ns: int = 0
 
 
-class Engine(WatchingEngine, Protocol):
+class Engine(AddingEngine, WatchingEngine, Protocol):
     # -- nodes
     def give_back(self, identity: str) -> None: ...  # what its daemon had that has died
     def join(self, card: NodeCard) -> Joined:
@@ -587,16 +578,6 @@ class Engine(WatchingEngine, Protocol):
         self, name: str = "", *, after: str = "", limit: int = SCHEDULES_MAX
     ) -> list[ScheduleView]:
         """Return schedules by name: one, or those after one."""
-
-    def put(self, schedules: Sequence[AddedSchedule], *, replace: bool = True) -> list[Rejection]:
-        """Add schedules at run time, or change them; return those that were refused.
-
-        Those of the applied policy are changed only there. A policy that is applied later takes
-        over a schedule of the same name.
-        """
-
-    def delete(self, names: Sequence[str]) -> list[Rejection]:
-        """Forget schedules that were added, and their results; return those that were refused."""
 
     def pause(self, name: str, *, paused: bool) -> bool:
         """Pause a schedule, or let it go on without the instants of the pause.

@@ -11,18 +11,17 @@ from musterd.ipc.wire.schedule_messages import (
     IN_USE,
     INVALID_SCHEDULE,
     READ_ONLY,
+    SECTION_BYTES_MAX,
     TOO_MANY,
     UNKNOWN_SCHEDULE,
 )
-from musterd.supervisor.cluster.added import (
+from musterd.supervisor.cluster.adding import (
     PLAN_BYTES_MAX,
-    SECTION_BYTES_MAX,
     SECTIONS_BYTES_MAX,
+    AddedSchedule,
     refusal,
 )
 from musterd.supervisor.cluster.engine import (
-    SCHEDULES_MAX,
-    AddedSchedule,
     DueSchedule,
     Run,
     ScheduleCard,
@@ -42,6 +41,7 @@ from musterd.supervisor.cluster.watching import (
     KeptChange,
     WatchedSchedule,
 )
+from musterd.supervisor.core.model.policy import SCHEDULES_MAX
 
 
 class Schedules(Views):

@@ -8,10 +8,8 @@ from msgspec import msgpack
 
 from musterd.ipc.wire.history import HistoryEntry
 from musterd.ipc.wire.messages import Rejection, TaskSpec, View
-from musterd.supervisor.cluster.added import refusal
+from musterd.supervisor.cluster.adding import AddedSchedule, refusal
 from musterd.supervisor.cluster.engine import (
-    SCHEDULES_MAX,
-    AddedSchedule,
     DueSchedule,
     EngineError,
     Run,
@@ -31,6 +29,7 @@ from musterd.supervisor.cluster.watching import (
     SeenRun,
     WatchedSchedule,
 )
+from musterd.supervisor.core.model.policy import SCHEDULES_MAX
 
 KINDS: tuple[Literal["good"], Literal["failed"], Literal["anew"]] = ("good", "failed", "anew")
 

@@ -18,7 +18,8 @@ from musterd.supervisor.api.status import (
     SchedulesPut,
     ScheduleStatus,
 )
-from musterd.supervisor.cluster.added import added, refusal
+from musterd.supervisor.cluster.added import added
+from musterd.supervisor.cluster.adding import refusal
 from musterd.supervisor.cluster.engine import Engine, ScheduleView
 from musterd.supervisor.cluster.schedule_views import due_run, shown
 from musterd.supervisor.ctl.cluster_link import ClusterRefused

@@ -29,7 +29,8 @@ from musterd.ipc.wire.schedule_messages import (
     Schedules,
     ShowSchedules,
 )
-from musterd.supervisor.cluster.added import added, refusal
+from musterd.supervisor.cluster.added import added
+from musterd.supervisor.cluster.adding import refusal
 from musterd.supervisor.cluster.engine import Cards, ScheduleView, Settled
 from musterd.supervisor.cluster.schedule_views import due_run, shown
 from musterd.supervisor.cluster.sidecar_events import (

@@ -13,10 +13,12 @@ from musterd.ipc.wire.schedule_messages import (
     IN_USE,
     INVALID_SCHEDULE,
     READ_ONLY,
+    SECTION_BYTES_MAX,
     UNKNOWN_SCHEDULE,
 )
-from musterd.supervisor.cluster.added import SECTION_BYTES_MAX, added
-from musterd.supervisor.cluster.engine import AddedSchedule, ClusterPolicy, Run, ScheduleView
+from musterd.supervisor.cluster.added import added
+from musterd.supervisor.cluster.adding import AddedSchedule
+from musterd.supervisor.cluster.engine import ClusterPolicy, Run, ScheduleView
 from musterd.supervisor.cluster.scheduler import settlement
 from musterd.supervisor.core.model.policy import SchedulePolicy
 from musterd.supervisor.core.model.shared import card_of
