@@ -20,6 +20,7 @@ from musterd.supervisor.cluster.added import added
 from musterd.supervisor.cluster.adding import AddedSchedule
 from musterd.supervisor.cluster.engine import ClusterPolicy, Run, ScheduleView
 from musterd.supervisor.cluster.scheduler import settlement
+from musterd.supervisor.config.schema import SCHEDULE_NAME_LENGTH_MAX
 from musterd.supervisor.core.model.policy import SchedulePolicy
 from musterd.supervisor.core.model.shared import card_of
 from musterd.supervisor.core.model.timing import Every
@@ -114,6 +115,11 @@ def test_a_schedule_may_be_put_paused_and_stays_so_when_it_is_put_again(rig: Rig
     assert only(rig).paused
     rig.engine.pause("kites", paused=False)
     assert [each.name for each in rig.engine.due()] == ["kites"]
+
+
+def test_a_name_may_be_as_long_as_in_a_file(rig: Rig) -> None:
+    longest = "k" * SCHEDULE_NAME_LENGTH_MAX
+    assert rig.engine.put(made(every(longest, 60))) == []
 
 
 def test_a_section_has_a_limit(rig: Rig) -> None:

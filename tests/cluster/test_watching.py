@@ -275,6 +275,7 @@ def test_musterctl_adds_edits_and_removes_schedules_of_the_cluster(
         assert client.task(run).result(timeout=WAIT_SECONDS)["price"] == 49
     refused = nodes[0].ctl("schedule", "add", "ctl", "--task", "jobs.read", "--every", "1h")
     assert "musterctl --cluster schedule add" in refused.stderr
+    assert "all nodes share: use --cluster" in nodes[0].ctl("history", "ctl").stderr
     assert ask("remove", "ctl") == "ctl: removed\n"
     sites = tmp_path / "sites.csv"
     sites.write_text(

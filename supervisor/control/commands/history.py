@@ -83,5 +83,5 @@ class HistoryCommands:
     def _known(self, name: str) -> Schedule:
         schedules = self._shell.fleet.schedules
         if name not in schedules:
-            raise no_such_schedule(schedules, name)
+            raise no_such_schedule(self._shell, name)
         return schedules[name]

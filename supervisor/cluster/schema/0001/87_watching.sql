@@ -32,7 +32,7 @@ CREATE TABLE change (
 CREATE INDEX change_xact ON change (xact);
 CREATE INDEX change_at ON change (at);
 CREATE INDEX change_newest ON change (schedule, number);
-CREATE INDEX change_untold ON change (number) WHERE NOT told;
+CREATE INDEX change_untold ON change (schedule, number) WHERE NOT told;
 
 -- Note how a run has ended, if its schedule wants to know.
 CREATE FUNCTION note_run(p_id text, p_opts opts, e ending, p_error text) RETURNS void LANGUAGE plpgsql AS $$

@@ -42,7 +42,7 @@ BEGIN
     IF s.name IS NOT NULL AND NOT s.added THEN code := 'ReadOnly';
     ELSIF s.name IS NOT NULL AND NOT p_replace THEN code := 'InUse';
     ELSIF octet_length(u.section) > 65536 OR octet_length(u.plan) > 131072
-      OR length(u.name) NOT BETWEEN 1 AND 32 THEN code := 'InvalidSchedule';
+      OR length(u.name) NOT BETWEEN 1 AND 40 THEN code := 'InvalidSchedule';
     ELSIF (s.name IS NULL AND total >= 10000)
       OR size - coalesce(octet_length(s.section), 0) + octet_length(u.section) > 33554432
       THEN code := 'TooMany';
