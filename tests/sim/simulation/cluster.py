@@ -503,6 +503,7 @@ class ClusterWorld:
         self.nodes = [Node(self, number) for number in range(self.rng.randint(1, 3))]
         self._tasks = 0
         self.pool = POOL
+        self.puts = seed // len(KINDS) % 4 == 2
         self.timetable = Timetable(self, used=seed // len(KINDS) % 2 == 0)
         self.engine.timetable = self.timetable
 
@@ -551,6 +552,7 @@ class ClusterWorld:
 
     def _plan(self) -> None:
         rng, faults = self.rng, self.faults
+        self.timetable.plan()
         narrow = TargetPolicy(max_concurrent=PLACES)
         retry = RetryPolicy(2, BackoffPolicy(base_ns=20 * MS, max_ns=200 * MS))
         policy = ClusterPolicy(
