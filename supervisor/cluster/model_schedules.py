@@ -286,11 +286,11 @@ class Schedules(Views):
 
     def announce(self, number: int, token: int) -> int:
         holder = self.board.announced.get(number)
+        if number in self.board.told:
+            return 0
         if holder == token:
             return 1
-        if number in self.board.told or (
-            holder is not None and self.board.noted_ns[number] > self.clock() - self.silent_ns
-        ):
+        if holder is not None and self.board.noted_ns[number] > self.clock() - self.silent_ns:
             return 0
         note = self.board.changes[number - 1]
         self.board.changes[number - 1] = structs.replace(note, announced=True)

@@ -52,6 +52,7 @@ class Telling(Struct):
     note: ChangeNote
     elsewhere: bool | None = None  # None: nobody has asked yet who alerts people
     again: bool = False
+    late: bool = False  # nobody told it in time
     entries: list[HistoryEntry] | None = None  # None: they were not read yet
 
 
@@ -137,7 +138,7 @@ class Results:
         self._untold_at_ns = self._untold_at_ns or self.now_ns
         for note in result.notes:
             if not note.announced:
-                self._queue.append(Telling(note))
+                self._take(Telling(note))
             elif not first:
                 self._queue.append(Telling(note, elsewhere=True))
 
@@ -147,10 +148,14 @@ class Results:
 
     def _found_untold(self, result: object) -> None:
         assert isinstance(result, list)
-        queued = {each.note.number for each in self._queue}
         for note in result:
-            if note.number not in queued and note.number not in self._told:
-                self._queue.append(Telling(note))
+            self._take(Telling(note, late=True))
+
+    def _take(self, telling: Telling) -> None:
+        """Have a change told, unless it is on its way."""
+        number = telling.note.number
+        if number not in self._told and all(number != each.note.number for each in self._queue):
+            self._queue.append(telling)
 
     def _step(self) -> None:
         """Bring the oldest change a step nearer to the supervisor."""
@@ -160,6 +165,9 @@ class Results:
             if telling.elsewhere is None:
                 self._ask(telling, "announce", note.number, self._token)
                 return
+            if telling.elsewhere and telling.late:
+                self._queue.popleft()  # it was told meanwhile
+                continue
             if telling.entries is None and note.entry:
                 self._ask(telling, "history", note.schedule, (note.before, note.entry))
                 return

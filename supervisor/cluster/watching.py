@@ -137,7 +137,7 @@ class WatchingEngine(Protocol):
 
     def announce(self, number: int, token: int) -> int:
         """Take it upon the caller to alert people of a change: 1 for one token, 2 if another has
-        taken it before and is silent for SILENT_NS, 0 for all others."""
+        taken it before and is silent for SILENT_NS, 0 for all others and for what is told."""
 
     def told(self, numbers: Sequence[int]) -> None:
         """Note that people are alerted of these."""

@@ -301,6 +301,7 @@ def test_a_change_that_was_taken_and_not_told_is_taken_over_with_a_mark(rig: Rig
     rig.pass_time(SILENT_SECONDS + 1)
     assert rig.engine.untold() == []
     assert rig.engine.announce(newest.number, 9) == 0
+    assert rig.engine.announce(newest.number, 8) == 0  # whoever has told it does not do so again
 
 
 def test_what_is_not_told_yet_stays_in_history(rig: Rig) -> None:

@@ -241,7 +241,7 @@ LANGUAGE plpgsql AS $$
 DECLARE c change;
 BEGIN
   SELECT * INTO c FROM change x WHERE x.number = p_number FOR UPDATE;
-  IF NOT FOUND OR (c.told AND c.announced IS DISTINCT FROM p_token) THEN RETURN 0; END IF;
+  IF NOT FOUND OR c.told THEN RETURN 0; END IF;
   IF c.announced = p_token THEN RETURN 1; END IF;
   IF c.announced IS NOT NULL AND c.taken > clock() - span(p_age) THEN RETURN 0; END IF;
   UPDATE change x SET announced = p_token, taken = clock() WHERE x.number = p_number;

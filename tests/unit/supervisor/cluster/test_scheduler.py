@@ -452,6 +452,26 @@ def test_a_change_that_nobody_tells_is_taken_over_with_a_mark(bench: Bench) -> N
     assert (news.task, news.again, news.elsewhere) == ("@kites.2", True, False)
 
 
+def test_a_change_that_was_told_meanwhile_is_told_no_more(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    bench.answer("changes", Changed((), "a"))
+    bench.answer("untold", [note(1, announced=True)])
+    assert bench.answer("announce", 0) == []
+    bench.pass_ns(SECOND_NS)
+    assert "announce" not in bench.calls
+
+
+def test_a_change_of_which_two_looks_tell_is_announced_once(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    bench.answer("changes", Changed((note(1),), "a"))
+    bench.answer("untold", [note(1)])
+    assert bench.answer("announce", 1) == [news_of(1, elsewhere=False)]
+    assert "announce" not in bench.calls
+    bench.pass_ns(SECOND_NS)
+    bench.answer("changes", Changed((note(1),), "b"))
+    assert "announce" not in bench.calls
+
+
 def test_other_news_of_results_are_told_without_a_task(bench: Bench) -> None:
     bench.follow(changed(notify=True))
     bench.answer("changes", Changed((), "a"))
