@@ -189,6 +189,7 @@ class Board(Struct, eq=False):
     changes: list[ChangeNote] = field(default_factory=list)
     announced: dict[int, int] = field(default_factory=dict)  # changes, and whose token took them
     noted_ns: dict[int, int] = field(default_factory=dict)  # when they were made, or taken
+    retaken: dict[int, None] = field(default_factory=dict)  # taken over from others
     told: dict[int, None] = field(default_factory=dict)
     seen: list[tuple[str, SeenRun]] = field(default_factory=list)  # by schedule, to be judged
     seen_number: int = 0

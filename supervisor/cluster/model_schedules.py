@@ -289,14 +289,17 @@ class Schedules(Views):
         if number in self.board.told:
             return 0
         if holder == token:
-            return 1
+            return 1 + (number in self.board.retaken)
         if holder is not None and self.board.noted_ns[number] > self.clock() - self.silent_ns:
             return 0
         note = self.board.changes[number - 1]
         self.board.changes[number - 1] = structs.replace(note, announced=True)
         self.board.announced[number] = token
         self.board.noted_ns[number] = self.clock()
-        return 1 if holder is None else 2
+        if holder is None:
+            return 1
+        self.board.retaken[number] = None
+        return 2
 
     def told(self, numbers: Sequence[int]) -> None:
         self.board.told.update(dict.fromkeys(numbers))

@@ -70,10 +70,6 @@ if TYPE_CHECKING:  # nobody without a cluster pays for it
 DUMP_PAUSE_NS = 100_000_000  # between the request for a worker's stacks and its SIGKILL
 LOSSES = ("worker.crashed", "worker.fatal")  # reports that tell what the worker said last
 CHANGED = "task.changed"
-FOR_SIDECAR = (  # that of the cluster
-    *(actions.GreetCluster, actions.ShowPools, actions.WantAttempts, actions.TellCluster),
-    *(actions.AskStates, actions.AskLocks, actions.NewsTold),
-)
 RETURNS = ("task.retry", "task.crashed", "task.interrupted")  # the task will run once more
 
 
@@ -102,8 +98,7 @@ class ActionRunner:
         self._store = store
         self._spawner = spawner
         self._workers, self._clients = workers, clients
-        self._answers = answers
-        self._control = control
+        self._answers, self._control = answers, control
         self._sidecars, self._calls = sidecars, calls
         self._reloading = reloading
         self._node = node
@@ -147,7 +142,13 @@ class ActionRunner:
             actions.StartSidecar: self._start_sidecar,
             actions.StopSidecar: lambda a: sidecars.signal(a.name, a.number, signal.SIGTERM),
             actions.KillSidecar: lambda a: sidecars.signal(a.name, a.number, signal.SIGKILL),
-            **dict.fromkeys(FOR_SIDECAR, self._tell_sidecar),
+            actions.GreetCluster: self._tell_sidecar,
+            actions.ShowPools: self._tell_sidecar,
+            actions.WantAttempts: self._tell_sidecar,
+            actions.TellCluster: self._tell_sidecar,
+            actions.AskStates: self._tell_sidecar,
+            actions.AskLocks: self._tell_sidecar,
+            actions.NewsTold: self._tell_sidecar,
             actions.ServeClients: lambda a: clients.serve(a.serve),
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,

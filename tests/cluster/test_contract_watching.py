@@ -296,6 +296,7 @@ def test_a_change_that_was_taken_and_not_told_is_taken_over_with_a_mark(rig: Rig
     assert [each.number for each in rig.engine.untold()] == [older, newest.number]
     assert rig.engine.announce(older, 8) == 1  # nobody had it
     assert rig.engine.announce(newest.number, 8) == 2
+    assert rig.engine.announce(newest.number, 8) == 2  # its answer was lost
     assert rig.engine.announce(newest.number, 7) == 0
     rig.engine.told([newest.number, older])
     rig.pass_time(SILENT_SECONDS + 1)

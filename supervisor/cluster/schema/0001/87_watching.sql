@@ -27,6 +27,7 @@ CREATE TABLE change (
   entry bigint NOT NULL, before bigint NOT NULL, at timestamptz NOT NULL, at_ns bigint NOT NULL,
   reason text NOT NULL, count bigint NOT NULL, pool text NOT NULL,
   announced bigint, taken timestamptz,  -- who alerts people of it, and since when
+  again bool NOT NULL DEFAULT false,    -- another one had taken it before
   told bool NOT NULL DEFAULT false,     -- ... and has done so
   xact xid8 NOT NULL DEFAULT pg_current_xact_id());
 CREATE INDEX change_xact ON change (xact);
@@ -233,8 +234,8 @@ BEGIN
     ORDER BY x.number LIMIT 1000) c ORDER BY c.number;
 END $$;
 
--- 1 for one token, also when it asks again; 2 for who takes over from a token that is silent for so
--- long; 0 for the others, and for what is told.
+-- 1 for one token; 2 for who takes over from a token that is silent for so long; the same when they
+-- ask again; 0 for the others, and for what is told.
 CREATE FUNCTION announce_1(p_number bigint, p_token bigint, p_age bigint) RETURNS int
 LANGUAGE plpgsql AS $$
 #variable_conflict use_column
@@ -242,9 +243,10 @@ DECLARE c change;
 BEGIN
   SELECT * INTO c FROM change x WHERE x.number = p_number FOR UPDATE;
   IF NOT FOUND OR c.told THEN RETURN 0; END IF;
-  IF c.announced = p_token THEN RETURN 1; END IF;
+  IF c.announced = p_token THEN RETURN 1 + c.again::int; END IF;
   IF c.announced IS NOT NULL AND c.taken > clock() - span(p_age) THEN RETURN 0; END IF;
-  UPDATE change x SET announced = p_token, taken = clock() WHERE x.number = p_number;
+  UPDATE change x SET announced = p_token, taken = clock(), again = c.announced IS NOT NULL
+  WHERE x.number = p_number;
   RETURN CASE WHEN c.announced IS NULL THEN 1 ELSE 2 END;
 END $$;
 
