@@ -4,8 +4,7 @@ The daemon answers a Follow with the newest change of each schedule, however old
 changes as they come. The first answer is the reader's starting point and no news. A later answer
 (another connection, another daemon, a silence) brings the newest change of each schedule. Numbers
 tell whether there may have been others before it: then the reader asks the schedule's history for
-them, when it comes to that change, and delivers them first. Changes of a cluster have no numbers:
-of those that were missed, only the newest of each schedule is delivered.
+them, when it comes to that change, and delivers them first.
 """
 
 from collections import deque

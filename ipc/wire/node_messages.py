@@ -12,7 +12,7 @@ waits, because a process was stopped, prolongs no lease.
 """
 
 from collections.abc import Iterator
-from typing import Annotated, Literal, Protocol, TypeVar
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from msgspec import Meta, Struct, msgpack
 
@@ -32,6 +32,7 @@ from musterd.ipc.wire.messages import (
     TaskDeclaration,
     TaskSpec,
     TaskView,
+    View,
     Word,
 )
 
@@ -47,6 +48,7 @@ NOTICE_CHARS_MAX = 1000
 FOUND_MAX = 1000  # tasks in an answer to people
 POLICY_BYTES_MAX = 16 * 1024 * 1024  # of all parts of a policy: 10,000 sites take a fifth of it
 NEWS_CHARS_MAX = 1000
+CONTENT_BYTES_MAX = 32 * 1024  # JSON: twice what an event has of a result, and a line
 REQUESTS_MAX = 1000  # of handlers, in one message; the sender also cuts at BATCH_BYTES_MAX
 
 _PACK = msgpack.Encoder().encode
@@ -91,13 +93,15 @@ class AttemptEnd(Struct, array_like=True, frozen=True, gc=False):
     patience_ns: Nanoseconds = 0  # how long the retry may wait for its site's budget
     clears: Key = ""  # key of the state that a success makes obsolete
     keeps: bool = False  # a success is remembered as the last good result of its key
+    view: View | None = None  # what of a run's result is watched
 
     @property
     def size(self) -> int:
         """Return the bytes that dominate the message."""
         failure = self.failure
         words = len(failure.message) + len(failure.traceback) if failure is not None else 0
-        return len(self.value) + words
+        seen = len(self.view.kept or b"") if self.view is not None else 0
+        return len(self.value) + words + seen
 
 
 class PoolCard(Struct, array_like=True, frozen=True):
@@ -148,10 +152,20 @@ class SharedPolicy(Struct, array_like=True, tag="policy", frozen=True):
     more: bool = False
 
 
+class Content(Struct, array_like=True, frozen=True):
+    """What has changed: in one line, and both results, as far as an event has room for them."""
+
+    summary: str = ""
+    before: Any = None
+    after: Any = None
+
+
 class ScheduleNews(Struct, array_like=True, tag="schedule", frozen=True):
     """Something happened to a schedule of the cluster that operators want to know."""
 
-    event: Literal["schedule.skipped", "schedule.reset", "task.changed"]
+    event: Literal[
+        "schedule.skipped", "schedule.reset", "task.changed", "watch.stale", "watch.recovered"
+    ]
     schedule: Name
     pool: Word = ""
     task: Word = ""
@@ -159,6 +173,13 @@ class ScheduleNews(Struct, array_like=True, tag="schedule", frozen=True):
     count: Number = 0
     digest: Word = ""
     elsewhere: bool = False  # another node alerts people of it
+    # Of a change: the numbers of both results in history, when, and the results themselves.
+    number: Number = 0
+    number_before: Number = 0
+    at_ns: Nanoseconds = 0
+    again: bool = False  # another node may have alerted people of it before
+    content: Annotated[bytes, Meta(max_length=CONTENT_BYTES_MAX)] = b""  # JSON of Content
+    change: Number = 0  # to be confirmed by NewsTold; 0: no need
 
 
 class Granted(Struct, array_like=True, tag="granted", frozen=True, gc=False):
@@ -418,6 +439,12 @@ class AskStates(Struct, array_like=True, tag="states", frozen=True, gc=False):
     asks: Annotated[list[StateRequest], Meta(max_length=REQUESTS_MAX)]
 
 
+class NewsTold(Struct, array_like=True, tag="told", frozen=True):
+    """People are alerted of what ScheduleNews told."""
+
+    change: Number
+
+
 class LockWish(Struct, array_like=True, frozen=True):
     """What the node wants with a lock (cluster/engine.py:LockAsk); a newer wish replaces it."""
 
@@ -443,6 +470,7 @@ NodeMessage = (
     | ProgressMarks
     | AskStates
     | AskLocks
+    | NewsTold
     | FindTasks
 )
 

@@ -6,6 +6,7 @@ concerns pools of one machine to its supervisor. Their process is the room `node
 one in PostgreSQL. `migrate` brings the schema there, `checks` says which server cannot be used.
 A daemon without [cluster] imports nothing of this room.
 
-May import: core.model, ipc.errors, ipc.resilience, ipc.wire.
+May import: core.model, ipc.errors, ipc.resilience, ipc.watching, ipc.wire,
+text.
 Not for: what a node decides alone (core): slots, leases, timeouts, crashes of workers.
 """

@@ -109,6 +109,7 @@ class Claimer:
         self._finishing: list[wire.AttemptEnd] = []
         self._repeated = 0  # of the first ends: the engine may have heard of them
         self._notes = Notes()
+        self._scheduled: int | None = None  # as the last heartbeat said
         self._handlers = HandlerCalls(card.name, rng)
         self._rounds, self._look_rounds = rounds.of_time(rng, keep_ns), rounds.Looks(rng)
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
@@ -119,7 +120,7 @@ class Claimer:
     def standing(self) -> Standing | None:
         """Return what the engine knows of this node and it of the engine; None: nothing yet."""
         known = (self.tenure and self._declaring.known) or ()
-        return Standing(self.policy, known) if self.policy is not None else None
+        return Standing(self.policy, known, self._scheduled) if self.policy is not None else None
 
     def handle(self, now_ns: int, event: object) -> list[ClaimerAction]:
         self._now_ns = now_ns
@@ -366,6 +367,7 @@ class Claimer:
     def _ordered(self, result: object) -> None:
         assert isinstance(result, engine.Orders)
         self._draining, self.policy = result.draining, result.policy
+        self._scheduled = result.scheduled
         self._is_alive()
         self._server = result.epoch
         if self._server != self._epoch:

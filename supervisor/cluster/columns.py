@@ -21,27 +21,33 @@ INT_MAX = 2**31
 
 # The arguments of the functions that the engine calls.
 SIGNATURES = {
-    "announce_1": "bigint bigint",
+    "announce_1": "bigint bigint bigint",
     "apply_1": "bytea int",
     "beat_1": "int",
     "begun_1": "int text[] bigint[]",
     "breaker_1": "text text",
     "cancel_1": "text[]",
     "cards_1": "text",
+    "changed_1": "text int",
     "changes_1": "text",
     "claim_1": "int text[] int[] text[]",
     "counts_1": "",
+    "delete_1": "text[]",
     "drain_1": "text bool",
     "due_1": "",
     "ended_1": "bigint text int",
     "find_1": "text text smallint[] text text text int",
     "finish_1": "int text[] bigint[] smallint[] bytea[] bigint[] bytea[] text[] bool[] bigint[] "
-    "bigint[] bigint[] text[] bool[]",
+    "bigint[] bigint[] text[] bool[] bytea[]",
     "forget_1": "text bool",
+    "history_1": "text bigint[] int",
     "invalidate_1": "text bool",
     "join_1": "text text bigint text bytea text[] int[] bigint[] int[] bigint[] bigint[] text[] "
     "text[] bigint[] bigint[]",
     "give_back_1": "text",
+    "judged_1": "text[] bigint[] bytea[] text[] bigint[] text[] bigint[] bigint[] bigint[] bytea[] "
+    "text[] bigint[] text[] text[] text[] text[] bigint[] bigint[] bigint[] text[] bigint[] "
+    "text[]",
     "leave_1": "int",
     "lock_wake_1": "int[]",
     "locks_1": "int text[] bigint[] smallint[] text[]",
@@ -62,7 +68,8 @@ SIGNATURES = {
     "release_1": "int text[] bigint[]",
     "retain_1": "bigint",
     "retry_1": "text[]",
-    "schedules_1": "",
+    "put_1": "text[] bytea[] bool[] bytea[] bigint[] bytea[] bool[] bool",
+    "schedules_1": "text text int",
     "settle_1": "text bigint bigint bigint bytea bigint bool",
     "sites_1": "",
     "state_load_1": "text",
@@ -70,9 +77,12 @@ SIGNATURES = {
     "states_1": "int text[] bigint[] text[] bool[] bytea[] bigint[]",
     "statistics_1": "bigint",
     "submit_1": "text[] text[] bytea[] smallint[] text[] text[] bigint[] int[] bigint[] bigint[] "
-    "bigint[] bigint[] bytea[] text[] text[] text[] bigint bool",
+    "bigint[] bigint[] bytea[] text[] text[] text[] bytea[] bigint bool",
     "tick_1": "text",
+    "told_1": "bigint[]",
+    "untold_1": "bigint",
     "view_1": "text",
+    "watched_1": "text[]",
     "wake_1": "int[] bigint text[] text[] text[] text[] text[] bigint bigint[]",
 }
 
@@ -95,6 +105,7 @@ SPEC_COLUMNS: tuple[Column[TaskSpec], ...] = (
     (lambda s: s.fallback_on, ""),
     (lambda s: s.policy, ""),
     (lambda s: s.on_open, ""),
+    (lambda s: s.watch, b""),
 )
 
 
@@ -121,6 +132,7 @@ END_COLUMNS: tuple[Column[End], ...] = (
     (lambda e: e.patience_ns, ...),
     (lambda e: e.clears, ""),
     (lambda e: e.keeps, False),
+    (lambda e: _pack(e.view) if e.view is not None else None, None),
 )
 
 

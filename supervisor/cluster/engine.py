@@ -37,8 +37,12 @@ from musterd.ipc.wire.messages import (
     TaskDeclaration,
     TaskSpec,
     TaskView,
+    View,
 )
+from musterd.supervisor.cluster.adding import AddingEngine
+from musterd.supervisor.cluster.watching import WatchingEngine
 from musterd.supervisor.core.model import shared
+from musterd.supervisor.core.model.policy import SCHEDULES_MAX
 
 BATCH_MAX = 1000  # tasks in one call; around 100 is fastest
 INTERRUPTIONS_MAX = 20  # shutdowns and recycles that one task may survive: no task runs for ever
@@ -53,7 +57,6 @@ SITES_SEEN_MAX = 1000  # of a cluster that has more, those with a breaker that i
 FINISHED, UNSUCCESSFUL = "finished", "unsuccessful"  # for a filter: any final state, all but one
 PROGRESS_GAP_NS = SECOND_NS  # between two reports of one task
 ENDED_MAX = 1000  # ids that `ended` tells at once
-CHANGES_MAX = 1000  # of schedules' results, in one answer: the newest
 MARKS_MAX = 10_000  # reports of progress in one answer
 
 
@@ -127,6 +130,7 @@ class Orders(Struct, frozen=True):
     policy: int
     draining: bool = False
     cancel: tuple[str, ...] = ()  # ids of claimed tasks that somebody cancelled
+    scheduled: int = 0  # as in PolicyView
 
 
 class NodeView(Struct, frozen=True):
@@ -215,6 +219,7 @@ class End(Struct, frozen=True):
     patience_ns: int = 0  # how long the retry may wait for its site's budget
     clears: str = ""  # key of the state that a success makes obsolete
     keeps: bool = False  # a success is remembered as the last good result of its key
+    view: View | None = None  # what of a run's result is watched
 
 
 class Told(Struct, frozen=True):
@@ -293,6 +298,7 @@ ClusterPolicy = shared.ClusterPolicy
 class PolicyView(Struct, frozen=True):
     version: int
     policy: ClusterPolicy
+    scheduled: int = 0  # 1: there are schedules, 2: whose changes people want to know
 
 
 class SiteView(Struct, frozen=True):
@@ -331,6 +337,9 @@ class ScheduleView(Struct, frozen=True):
     task: str = ""  # id of the newest run
     ran_ns: int = 0  # its instant
     state: str = ""  # of that run; "": it is not known any more
+    added: bool = False  # at run time, and not by a policy
+    section: bytes = b""  # its keys as they were given then
+    record: bytes = b""  # what is known of its results (watching.py)
 
 
 class Run(Struct, frozen=True):
@@ -379,23 +388,6 @@ class LockView(Struct, frozen=True):
     holder: str = ""  # who has it, if it was not taken
 
 
-class ChangeNote(Struct, frozen=True):
-    """A run of a schedule returned another result than the run before."""
-
-    number: int
-    schedule: str
-    task: str
-    digest: str
-    announced: bool = False  # a node has taken it upon itself to alert people
-
-
-class Changed(Struct, frozen=True):
-    """Changes since the call before; `after` is for the next call."""
-
-    notes: tuple[ChangeNote, ...]
-    after: str
-
-
 class ProgressMark(Struct, frozen=True):
     id: str
     fraction: float
@@ -439,7 +431,7 @@ class Statistics(Struct, frozen=True):
     age_ns: int = 0
 
 
-class Engine(Protocol):
+class Engine(AddingEngine, WatchingEngine, Protocol):
     # -- nodes
     def give_back(self, identity: str) -> None: ...  # what its daemon had that has died
     def join(self, card: NodeCard) -> Joined:
@@ -573,28 +565,25 @@ class Engine(Protocol):
         memory: bytes,
         skipped: int = 0,
         anew: bool = False,
+        resend: bool = False,
     ) -> Settled | None:
         """Submit the runs of a due schedule and move on to its next instant.
 
         None, and nothing happened, if another node was first. A run that is refused counts as
         skipped. `anew` forgets the last result: the next one is no change; then nothing is run.
+        `resend`: a run may have been made before, and have ended.
         """
 
-    def schedules(self) -> list[ScheduleView]: ...
+    def schedules(
+        self, name: str = "", *, after: str = "", limit: int = SCHEDULES_MAX
+    ) -> list[ScheduleView]:
+        """Return schedules by name: one, or those after one."""
+
     def pause(self, name: str, *, paused: bool) -> bool:
         """Pause a schedule, or let it go on without the instants of the pause.
 
         Return whether there is one of that name.
         """
-
-    def changes(self, after: str = "") -> Changed:
-        """Return the changes since a call, at most CHANGES_MAX; first the newest of each schedule.
-
-        No change is left out because its transaction took longer than that of a later one.
-        """
-
-    def announce(self, number: int, token: int) -> bool:
-        """Take it upon the caller to alert people of a change; True for one token."""
 
     def statistics(self, age_ns: int = 0) -> Statistics | None:
         """Return figures at most this old; older ones, or None, while another node is looking."""

@@ -59,7 +59,6 @@ from musterd.supervisor.cluster.client_requests import (
 )
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
-    Changed,
     Ended,
     Fetched,
     ProgressMark,
@@ -75,6 +74,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     TellChange,
 )
 from musterd.supervisor.cluster.watches import LOOK_NS, Watches
+from musterd.supervisor.cluster.watching import CHANGED, Changed
 from musterd.supervisor.core.model import actions, events
 
 POLL_NS = SECOND_NS // 2  # behind NOTIFY, which may be lost
@@ -581,7 +581,11 @@ class Gateway:
         first, newest = self._newest is None, self._newest or {}
         self._newest, self._change = newest, result.after
         for note in result.notes:
-            change = newest[note.schedule] = Change(note.schedule, note.task, note.digest)
+            if note.event != CHANGED:
+                continue
+            change = newest[note.schedule] = Change(
+                note.schedule, note.task, note.digest, note.at_ns, note.entry, note.before
+            )
             if not first and any(self._followers.values()):
                 self._out.append(TellChange(change))
         for peer, told in self._followers.items():

@@ -1,7 +1,6 @@
 """Ends of attempts and of tasks in the engine in memory: retries, sites, keys, time, commands."""
 
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import Literal
 
 from msgspec import structs
@@ -30,7 +29,6 @@ from musterd.supervisor.cluster.engine import (
     GOOD_TTL_NS,
     HISTORY_MAX,
     INTERRUPTIONS_MAX,
-    ChangeNote,
     End,
     Ticked,
     Told,
@@ -49,6 +47,7 @@ class Ends(Intake):
             self._note_failure(task, end.failure)
         match end.kind:
             case "succeeded":
+                task.seen = end.view
                 if end.clears:
                     self.board.state.pop(end.clears, None)
                 outcome = self._outcome(task, SUCCEEDED, end.value, run_ns=end.run_ns)
@@ -200,8 +199,6 @@ class Ends(Intake):
             failure = outcome.failure
             task.error = f"{failure.type or failure.kind}: {failure.message}"
         self.note_done(task, outcome)
-        if task.spec.id.startswith("@"):
-            self._run_ended(task, outcome)
         return Told(task.spec.id, task.waiter, outcome.state)
 
     def _fallback_on(self, task: Task) -> str:
@@ -250,19 +247,6 @@ class Ends(Intake):
         leader.state = WAITING if leader.ready_ns > self.clock() else QUEUED
         leader.queued_ns = self.clock()
         self.patience(leader)
-
-    def _run_ended(self, task: Task, outcome: Outcome) -> None:
-        name = task.spec.id[1:].rpartition(".")[0]
-        schedule = self.board.schedules.get(name)
-        if schedule is None or not schedule.card.notify:
-            return
-        if outcome.state != SUCCEEDED or outcome.stale or outcome.fallback:
-            return
-        before, schedule.digest = schedule.digest, sha256(outcome.value).hexdigest()
-        if before and before != schedule.digest:
-            number = len(self.board.changes) + 1
-            note = ChangeNote(number, name, task.spec.id, schedule.digest)
-            self.board.changes.append(note)
 
     # -- shut sites ---------------------------------------------------------------------------
 

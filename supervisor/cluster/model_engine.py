@@ -7,20 +7,14 @@ compared with, so it is written to be read, not to be fast: a claim sorts what i
 from collections.abc import Callable, Sequence
 from random import Random
 
-from msgspec import structs
-
 from musterd.ipc.wire.messages import HIGH, LOW, QUEUED, RUNNING, Outcome
 from musterd.supervisor.cluster.engine import (
     AGING_TURN,
-    CHANGES_MAX,
     ENDED_MAX,
     MARKS_MAX,
     PROGRESS_GAP_NS,
     Cards,
-    Changed,
-    ChangeNote,
     ClusterPolicy,
-    DueSchedule,
     End,
     Ended,
     Fenced,
@@ -39,10 +33,6 @@ from musterd.supervisor.cluster.engine import (
     PolicyView,
     ProgressMark,
     Reaped,
-    Run,
-    ScheduleCard,
-    ScheduleView,
-    Settled,
     StateAsk,
     StateView,
     Statistics,
@@ -55,13 +45,12 @@ from musterd.supervisor.cluster.model_records import (
     Lock,
     Node,
     Pool,
-    Schedule,
     Task,
 )
-from musterd.supervisor.cluster.model_views import Views
+from musterd.supervisor.cluster.model_schedules import Schedules
 
 
-class ModelEngine(Views):
+class ModelEngine(Schedules):
     def __init__(self, clock: Callable[[], int], rng: Random, *, wall_ns: int = 0) -> None:
         super().__init__(clock, rng, wall_ns)
         self._tenure = 0
@@ -158,7 +147,8 @@ class ModelEngine(Views):
         node = self._node(tenure)
         node.beat_ns = self.clock()
         cancel = tuple(t.spec.id for t in self.board.claimed() if t.tenure == tenure and t.cancel)
-        return Orders(str(self._epoch), self._version, node.draining, cancel)
+        known = (str(self._epoch), self._version, node.draining, cancel)
+        return Orders(*known, self.scheduled)
 
     def leave(self, tenure: int) -> None:
         node = self.board.of(tenure) if tenure else None
@@ -409,7 +399,7 @@ class ModelEngine(Views):
     # -- policy -------------------------------------------------------------------------------
 
     def policy(self) -> PolicyView:
-        return PolicyView(self._version, self.rules)
+        return PolicyView(self._version, self.rules, self.scheduled)
 
     def apply(self, policy: ClusterPolicy, former: int) -> int:
         if former != self._version:
@@ -418,19 +408,8 @@ class ModelEngine(Views):
         self.rules = policy
         for site in self.sites_.all():
             site.follow(policy, self.clock())
-        wanted = {card.name: card for card in policy.schedules}
-        for name in [name for name in self.board.schedules if name not in wanted]:
-            del self.board.schedules[name]
-        for name, card in wanted.items():
-            self._reschedule(name, card)
+        self._follow(policy.schedules)
         return self._version
-
-    def _reschedule(self, name: str, card: ScheduleCard) -> None:
-        known = self.board.schedules.setdefault(name, Schedule(card))
-        if known.card.plan != card.plan:  # the node looks at it anew
-            known.turn += 1
-            known.next_ns = 0
-        known.card = card
 
     # -- handlers -----------------------------------------------------------------------------
 
@@ -500,100 +479,3 @@ class ModelEngine(Views):
                 if each.waiter == waiter:
                     marks.append(ProgressMark(each.spec.id, task.fraction, task.text))
         return marks[:MARKS_MAX]
-
-    # -- schedules ----------------------------------------------------------------------------
-
-    def due(self) -> list[DueSchedule]:
-        wall_ns = self.clock() + self.wall_ns
-        return [
-            self._due(name, each)
-            for name, each in sorted(self.board.schedules.items())
-            if each.next_ns is not None and each.next_ns <= wall_ns and not each.paused
-        ]
-
-    def _due(self, name: str, each: Schedule) -> DueSchedule:
-        alive = [id_ for id_ in self.board.live if id_.startswith(f"@{name}.")]
-        return DueSchedule(
-            name,
-            each.card.plan,
-            each.turn,
-            each.last_ns,
-            self.clock() + self.wall_ns,
-            each.memory,
-            max(alive, default=""),
-        )
-
-    def settle(
-        self,
-        due: DueSchedule,
-        runs: Sequence[Run],
-        *,
-        last_ns: int,
-        next_ns: int | None,
-        memory: bytes,
-        skipped: int = 0,
-        anew: bool = False,
-    ) -> Settled | None:
-        known = self.board.schedules.get(due.name)
-        if known is None or known.turn != due.turn:
-            return None
-        known.turn += 1
-        known.last_ns, known.next_ns, known.memory = last_ns, next_ns, memory
-        known.skipped += skipped
-        if anew:
-            known.digest = ""
-        verdicts = self.submit([each.spec for each in runs])
-        for run, verdict in zip(runs, verdicts, strict=True):
-            if verdict.state == "rejected":
-                known.skipped += 1
-            else:
-                known.runs += 1
-                known.task, known.ran_ns = run.spec.id, run.instant_ns
-        return Settled(tuple(verdicts))
-
-    def schedules(self) -> list[ScheduleView]:
-        views = []
-        for name, each in sorted(self.board.schedules.items()):
-            newest = self.view(each.task)
-            views.append(
-                ScheduleView(
-                    self._due(name, each),
-                    each.next_ns,
-                    each.paused,
-                    each.card.notify,
-                    each.runs,
-                    each.skipped,
-                    each.task,
-                    each.ran_ns,
-                    newest.state if newest is not None else "",
-                )
-            )
-        return views
-
-    def pause(self, name: str, *, paused: bool) -> bool:
-        known = self.board.schedules.get(name)
-        if known is not None and known.paused != paused:
-            known.paused = paused
-            known.turn += 1
-            if not paused and known.last_ns:
-                known.last_ns = max(known.last_ns, self.clock() + self.wall_ns)
-            if not paused and known.next_ns is not None:
-                known.next_ns = 0
-        return known is not None
-
-    def changes(self, after: str = "") -> Changed:
-        changes = self.board.changes
-        if after:
-            found = [note for note in changes if note.number > int(after)]
-        else:
-            found = sorted({note.schedule: note for note in changes}.values(), key=_number)
-        return Changed(tuple(found[-CHANGES_MAX:]), str(len(changes)))
-
-    def announce(self, number: int, token: int) -> bool:
-        note = self.board.changes[number - 1]
-        self.board.changes[number - 1] = structs.replace(note, announced=True)
-        return self.board.announced.setdefault(number, token) == token
-
-
-def _number(note: ChangeNote) -> int:
-    return note.number

@@ -1,7 +1,9 @@
 """Submits to the engine in memory: checks, keys, remembered results."""
 
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from random import Random
+from typing import Any, Literal
 
 import msgspec
 from msgspec import structs
@@ -9,11 +11,14 @@ from msgspec import structs
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
     CRITICAL,
+    FAILED,
     HIGH,
     INVALID_TASK,
     QUEUE_FULL,
     QUEUED,
+    SUCCEEDED,
     UNKNOWN_TASK,
+    VIEW_BYTES_MAX,
     WAITING,
     Outcome,
     Rejection,
@@ -29,6 +34,7 @@ from musterd.supervisor.cluster.engine import (
 )
 from musterd.supervisor.cluster.model_records import JOINED, Board, Done, Group, Pool, Task
 from musterd.supervisor.cluster.model_sites import Site, Sites
+from musterd.supervisor.cluster.watching import SeenRun
 from musterd.supervisor.core.model.queue import CRITICAL_RESERVE_PERCENT, HIGH_RESERVE_PERCENT
 
 
@@ -177,6 +183,39 @@ class Intake(Base):
     def note_done(self, task: Task, outcome: Outcome) -> None:
         self.board.ends += 1
         self.board.done[task.spec.id] = Done(task, outcome, self.board.ends, self.clock())
+        if task.spec.id.startswith("@"):
+            self._note_run(task, outcome)
+
+    def _note_run(self, task: Task, outcome: Outcome) -> None:
+        """Note how a run has ended, if its schedule wants to know."""
+        schedule = self.board.schedules.get(task.spec.id[1:].rpartition(".")[0])
+        if schedule is None or not schedule.card.notify:
+            return
+        if outcome.state == SUCCEEDED and not (outcome.stale or outcome.fallback):
+            value, view = outcome.value, None if outcome.cached else task.seen
+            self.note_seen(
+                schedule.card.name,
+                "good",
+                task=task.spec.id,
+                digest=sha256(value).hexdigest(),
+                value=value if len(value) <= VIEW_BYTES_MAX else None,
+                view=view,
+                watch=task.spec.watch,
+            )
+        elif outcome.state in (SUCCEEDED, FAILED) or outcome.attempts:
+            error = task.error or outcome.error
+            watch = task.spec.watch
+            self.note_seen(
+                schedule.card.name, "failed", task=task.spec.id, watch=watch, error=error
+            )
+
+    def note_seen(
+        self, name: str, kind: Literal["good", "failed", "anew"], *, task: str = "", **how: Any
+    ) -> None:
+        self.board.seen_number += 1
+        at_ns = self.clock() + self.wall_ns
+        run = SeenRun(self.board.seen_number, kind, task, at_ns, **how)
+        self.board.seen.append((name, run))
 
     def good(self, task: Task) -> bytes | None:
         """Return the last good result of such a task, however old; None if there is none."""

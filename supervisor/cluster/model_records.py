@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from msgspec import Struct, field
 
+from musterd.ipc.wire.history import HistoryEntry
 from musterd.ipc.wire.messages import (
     FAILED,
     PRIORITY_NAMES,
@@ -16,9 +17,11 @@ from musterd.ipc.wire.messages import (
     TaskDeclaration,
     TaskSpec,
     TaskView,
+    View,
     derived_key,
 )
-from musterd.supervisor.cluster.engine import ChangeNote, NodeCard, PoolCard, ScheduleCard
+from musterd.supervisor.cluster.engine import NodeCard, PoolCard, ScheduleCard
+from musterd.supervisor.cluster.watching import ChangeNote, SeenRun
 
 JOINED = "joined"  # waits for the task that has the same key; people see "waiting"
 LaneKey = tuple[str, int, str, str, str]  # pool, level, site, class, on_open
@@ -54,6 +57,7 @@ class Task(Struct, eq=False):
     fraction: float = 0.0
     text: str = ""
     said: bool = False  # how far it is
+    seen: View | None = None  # what of its result is watched
 
     @property
     def lane(self) -> LaneKey:
@@ -157,7 +161,8 @@ class Schedule(Struct, eq=False):
     runs: int = 0
     skipped: int = 0
     paused: bool = False
-    digest: str = ""
+    added: bool = False
+    section: bytes = b""
 
 
 class Lock(Struct, frozen=True):
@@ -183,6 +188,13 @@ class Board(Struct, eq=False):
     locks: dict[str, list[Lock]] = field(default_factory=dict)  # the first one has it
     changes: list[ChangeNote] = field(default_factory=list)
     announced: dict[int, int] = field(default_factory=dict)  # changes, and whose token took them
+    noted_ns: dict[int, int] = field(default_factory=dict)  # when they were made, or taken
+    retaken: dict[int, None] = field(default_factory=dict)  # taken over from others
+    told: dict[int, None] = field(default_factory=dict)
+    seen: list[tuple[str, SeenRun]] = field(default_factory=list)  # by schedule, to be judged
+    seen_number: int = 0
+    watched: dict[str, tuple[int, bytes]] = field(default_factory=dict)  # turn and record
+    history: dict[str, dict[int, HistoryEntry]] = field(default_factory=dict)
     seq: int = 0
     ends: int = 0
 

@@ -36,11 +36,8 @@ from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
     ENDED_MAX,
     Cards,
-    Changed,
-    ChangeNote,
     ClusterPolicy,
     Count,
-    DueSchedule,
     End,
     Ended,
     EngineAway,
@@ -62,9 +59,6 @@ from musterd.supervisor.cluster.engine import (
     ProgressMark,
     Reaped,
     Recent,
-    Run,
-    ScheduleView,
-    Settled,
     SiteView,
     StateAsk,
     StateView,
@@ -76,6 +70,7 @@ from musterd.supervisor.cluster.engine import (
     Want,
 )
 from musterd.supervisor.cluster.migrate import SCHEMA, VERSION
+from musterd.supervisor.cluster.postgres_schedules import ScheduleCalls
 from musterd.supervisor.cluster.rows import (
     STATES,
     Row,
@@ -84,7 +79,6 @@ from musterd.supervisor.cluster.rows import (
     grant,
     note_lanes,
     outcome,
-    tally,
     tell,
     view,
 )
@@ -105,7 +99,7 @@ _decode_statistics = msgspec.json.Decoder(Statistics).decode
 _pack = msgspec.msgpack.Encoder().encode
 
 
-class PostgresEngine:
+class PostgresEngine(ScheduleCalls):
     def __init__(
         self, url: str, schema: str = SCHEMA, *, alone: int = 0, patience_seconds: float = 0
     ) -> None:
@@ -262,8 +256,8 @@ class PostgresEngine:
         return len(told)
 
     def beat(self, tenure: int) -> Orders:
-        [(epoch, policy, draining, cancel)] = self._call("beat_1", tenure)
-        return Orders(epoch, policy, draining, tuple(cancel or ()))
+        [(epoch, policy, draining, cancel, scheduled)] = self._call("beat_1", tenure)
+        return Orders(epoch, policy, draining, tuple(cancel or ()), scheduled)
 
     def leave(self, tenure: int) -> None:
         wakes = Wakes()
@@ -465,9 +459,9 @@ class PostgresEngine:
     # -- sites and policy ---------------------------------------------------------------------
 
     def policy(self) -> PolicyView:
-        [(version, doc)] = self._call("policy_1")
+        [(version, doc, scheduled)] = self._call("policy_1")
         try:
-            return PolicyView(version, msgspec.json.decode(doc, type=ClusterPolicy))
+            return PolicyView(version, msgspec.json.decode(doc, type=ClusterPolicy), scheduled)
         except msgspec.DecodeError as error:
             why = f"policy {version} of the cluster cannot be read by this version ({error})"
             raise EngineError(f"{why}: upgrade musterd here") from None
@@ -529,57 +523,6 @@ class PostgresEngine:
 
     def marks(self, waiter: int, age_ns: int) -> list[ProgressMark]:
         return [ProgressMark(*row) for row in self._call("marks_1", waiter, age_ns)]
-
-    # -- schedules ----------------------------------------------------------------------------
-
-    def due(self) -> list[DueSchedule]:
-        return [DueSchedule(*row) for row in self._call("due_1")]
-
-    def settle(
-        self,
-        due: DueSchedule,
-        runs: Sequence[Run],
-        *,
-        last_ns: int,
-        next_ns: int | None,
-        memory: bytes,
-        skipped: int = 0,
-        anew: bool = False,
-    ) -> Settled | None:
-        assert not (anew and runs), "the row of its last result is locked after those of tasks"
-        wakes = Wakes()
-        verdicts: list[Verdict] = []
-        try:
-            with self._connected().transaction():
-                row = (due.name, due.turn, last_ns, next_ns, memory, skipped, anew)
-                if not self._call("settle_1", *row)[0][0]:
-                    return None
-                if runs:
-                    verdicts = self._submit([each.spec for each in runs], 0, False, wakes)
-                    self._call("ran_1", due.name, *tally(runs, verdicts))
-        except psycopg.Error as error:
-            raise self._refusal(error) from error
-        self._wake(wakes)
-        return Settled(tuple(verdicts))
-
-    def schedules(self) -> list[ScheduleView]:
-        views = []
-        for row in self._call("schedules_1"):
-            *shown, number = row[7:]
-            shown.append(STATES[number] if number is not None else "")
-            views.append(ScheduleView(DueSchedule(*row[:7]), *shown))
-        return views
-
-    def pause(self, name: str, *, paused: bool) -> bool:
-        return bool(self._call("pause_1", name, paused)[0][0])
-
-    def changes(self, after: str = "") -> Changed:
-        [(now, *lists)] = self._call("changes_1", after)
-        rows = zip(*[each or () for each in lists], strict=True)
-        return Changed(tuple([ChangeNote(*row) for row in rows]), now)
-
-    def announce(self, number: int, token: int) -> bool:
-        return bool(self._call("announce_1", number, token)[0][0])
 
     def statistics(self, age_ns: int = 0) -> Statistics | None:
         for found_ns, doc in self._call("statistics_1", age_ns):

@@ -7,7 +7,7 @@ Pure: `handle(now_ns, event)`. Every node does this, and one of them is enough.
                 daemon does it for its own (core/model/runs.py); `settle` submits the runs and moves
                 on, in one transaction. Its `turn` lets one node win: whoever dies before has
                 settled nothing, whoever comes later finds another turn.
-    changes     of results, told to the supervisor for its events; one node alerts people
+    results     of runs are judged, and changes told (results.py)
 
 A node settles the schedules of tasks that its own code has: it knows which argument names the site.
 Schedules of tasks that no live node has wait, and `catch_up` decides about their instants.
@@ -25,6 +25,7 @@ from musterd.ipc.wire import node_messages as wire
 from musterd.ipc.wire.messages import BATCH_BYTES_MAX, TaskDeclaration
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.calls import Calls, Lane, Wanted, due_times, make_due
+from musterd.supervisor.cluster.results import Results
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,
@@ -46,9 +47,8 @@ from musterd.supervisor.core.model.shared import ClusterPolicy, schedule_of
 from musterd.supervisor.core.model.timing import ZoneOf
 
 DUE_NS = SECOND_NS // 2  # between two looks at what is due
-CHANGES_NS = SECOND_NS
+WITH_CHANGES = 2  # of PolicyView.scheduled
 REPORT_GAP_NS = 60 * SECOND_NS  # between two reports about skipped runs of one schedule
-ANNOUNCE_MAX = 1000  # changes of which it is not known who alerts people; older ones are dropped
 
 Action = Call | Tell | actions.Report
 
@@ -147,6 +147,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class Skips(Struct):
     """Skipped runs of one schedule that were not reported yet."""
 
+    pool: str
     count: int = 0
     why: str = ""
     reported_ns: int = 0
@@ -163,20 +164,17 @@ class Scheduler:
         # The policy: the version that is applied, and the one that the supervisor knows.
         self._version: int | None = None
         self._told: int | None = None
-        self._policies: dict[str, SchedulePolicy] = {}
+        self._scheduled = 0  # whether there are schedules, also those that were added
         self._declared: dict[str, TaskDeclaration] = {}  # tasks that the engine knows from here
         self._due: deque[engine.DueSchedule] = deque()
         self._settling: tuple[engine.DueSchedule, Settlement] | None = None
-        self._due_at_ns = self._changes_at_ns = 0
+        self._due_at_ns = 0
         self._skips: dict[str, Skips] = {}
-        self._after = ""
-        self._notes: deque[engine.ChangeNote] = deque(maxlen=ANNOUNCE_MAX)
-        self._token = rng.getrandbits(62)
         self._fetch, self._look, self._settle = Lane(), Lane(), Lane()
-        self._follow, self._announce = Lane(), Lane()
+        self._results = Results(rng, self._call, self._tell, self._policy_of)
 
     def handle(self, now_ns: int, event: object) -> list[Action]:
-        self._now_ns = now_ns
+        self._now_ns = self._results.now_ns = now_ns
         match event:
             case EngineAnswered(ticket, result):
                 answered = self._calls.answered(ticket)
@@ -184,13 +182,16 @@ class Scheduler:
                     answered(result)
             case EngineFailed():
                 self._failed(event)
-            case Standing(version, cards):
+            case Standing(version, cards, scheduled):
                 self._version = version
+                self._scheduled = self._scheduled if scheduled is None else scheduled
                 self._declared = {
                     f"{card.name}.{task.method}": task for card in cards for task in card.tasks
                 }
             case Leave():
                 self._leaving = True
+            case wire.NewsTold(change):
+                self._results.confirmed(change)
             case _:
                 assert isinstance(event, events.Ticked), event
         make_due(self._wanted_calls(), now_ns)
@@ -210,12 +211,10 @@ class Scheduler:
             yield self._fetch, 0, self._call_policy
         if self._due:
             yield self._settle, 0, self._call_settle
-        elif self._policies and not self._settle.ticket:
+        elif self._scheduled and not self._settle.ticket:
             yield self._look, self._due_at_ns, self._call_due
-        if any(policy.notify for policy in self._policies.values()):
-            yield self._follow, self._changes_at_ns, self._call_changes
-        if self._notes:
-            yield self._announce, 0, self._call_announce
+        if self._scheduled == WITH_CHANGES:
+            yield from self._results.wanted_calls()
 
     def _call(
         self,
@@ -246,7 +245,7 @@ class Scheduler:
 
     def _fetched(self, result: object) -> None:
         assert isinstance(result, engine.PolicyView)
-        self._version = result.version
+        self._version, self._scheduled = result.version, result.scheduled
         self._tell_policy(result.policy)
 
     def _tell_policy(self, policy: ClusterPolicy | None) -> None:
@@ -260,15 +259,14 @@ class Scheduler:
         for at in parts:
             part, more = encoded[at : at + BATCH_BYTES_MAX], at + BATCH_BYTES_MAX < len(encoded)
             self._tell(wire.SharedPolicy(self._version, part, more))
-        self._policies = {}
         self._due.clear()
         for card in policy.schedules:
             try:
-                self._policies[card.name] = schedule_of(card.plan, self._zone_of)
+                schedule_of(card.plan, self._zone_of)
             except ValueError as error:
                 why = f"schedule '{card.name}' does not run here: {error}"
                 self._out.append(actions.Report("cluster.refused", "error", reason=why))
-        self._skips = {name: each for name, each in self._skips.items() if name in self._policies}
+        self._results.follow()
 
     def _tell(self, message: wire.SidecarMessage) -> None:
         self._out.append(Tell(message))
@@ -282,23 +280,25 @@ class Scheduler:
     def _found_due(self, result: object) -> None:
         assert isinstance(result, list)
         for due in result:
-            policy = self._policy_of(due)
+            policy = self._policy_of(due.plan)
             if policy is not None and policy.task in self._declared:
                 self._due.append(due)
-        for name, skips in self._skips.items():
+        for name, skips in list(self._skips.items()):
             self._tell_skips(name, skips)
+            if not skips.count and self._now_ns - skips.reported_ns >= REPORT_GAP_NS:
+                del self._skips[name]
 
-    def _policy_of(self, due: engine.DueSchedule) -> SchedulePolicy | None:
+    def _policy_of(self, plan: bytes) -> SchedulePolicy | None:
         """Return the schedule; None if it cannot be read here: another node may."""
         try:
-            return schedule_of(due.plan, self._zone_of)
+            return schedule_of(plan, self._zone_of)
         except ValueError:
             return None
 
     def _call_settle(self) -> None:
         while self._due:
             due = self._due.popleft()
-            policy = self._policy_of(due)
+            policy = self._policy_of(due.plan)
             declared = self._declared.get(policy.task) if policy is not None else None
             if policy is None or declared is None:
                 continue
@@ -326,12 +326,13 @@ class Scheduler:
         if result is None:
             return  # another node was first
         assert isinstance(result, engine.Settled)
-        pool = self._pool_of(due.name)
+        policy = self._policy_of(due.plan)
+        pool = policy.task.partition(".")[0] if policy is not None else ""
         if found.reset:
             self._tell(wire.ScheduleNews("schedule.reset", due.name, pool, reason=found.reset))
         refused = [each.rejection for each in result.verdicts if each.rejection is not None]
         if found.skipped or refused:
-            skips = self._skips.setdefault(due.name, Skips())
+            skips = self._skips.setdefault(due.name, Skips(pool))
             skips.count += found.skipped + len(refused)
             skips.why = f"{refused[-1].code}: {refused[-1].message}" if refused else found.why
             self._tell_skips(due.name, skips)
@@ -341,48 +342,6 @@ class Scheduler:
         last_ns = skips.reported_ns
         if skips.count and (not last_ns or self._now_ns - last_ns >= REPORT_GAP_NS):
             why = skips.why[: wire.NEWS_CHARS_MAX]
-            pool = self._pool_of(name)
-            news = wire.ScheduleNews("schedule.skipped", name, pool, "", why, skips.count)
+            news = wire.ScheduleNews("schedule.skipped", name, skips.pool, "", why, skips.count)
             skips.count, skips.reported_ns = 0, self._now_ns
             self._tell(news)
-
-    def _pool_of(self, name: str) -> str:
-        policy = self._policies.get(name)
-        return policy.task.partition(".")[0] if policy is not None else ""
-
-    # -- changes of results -------------------------------------------------------------------
-
-    def _call_changes(self) -> None:
-        self._changes_at_ns = self._now_ns + CHANGES_NS
-        self._call(self._follow, self._changed, "changes", self._after)
-
-    def _changed(self, result: object) -> None:
-        """Note what is new; of what was there before, only what nobody has announced."""
-        assert isinstance(result, engine.Changed)
-        first, self._after = not self._after, result.after
-        for note in result.notes:
-            if not note.announced:
-                self._notes.append(note)
-            elif not first:
-                self._tell_change(note, elsewhere=True)
-
-    def _call_announce(self) -> None:
-        note = self._notes[0]
-
-        def answered(result: object) -> None:
-            if self._notes and self._notes[0] is note:  # else it was dropped
-                self._notes.popleft()
-                self._tell_change(note, elsewhere=not result)
-
-        self._call(self._announce, answered, "announce", note.number, self._token)
-
-    def _tell_change(self, note: engine.ChangeNote, *, elsewhere: bool) -> None:
-        news = wire.ScheduleNews(
-            "task.changed",
-            note.schedule,
-            self._pool_of(note.schedule),
-            note.task,
-            digest=note.digest,
-            elsewhere=elsewhere,
-        )
-        self._tell(news)

@@ -3,15 +3,21 @@
 from msgspec import Struct
 
 from musterd.ipc.wire import node_messages as wire
+from musterd.ipc.wire.history import Entries
 from musterd.ipc.wire.messages import (
     Change,
     ClientMessage,
+    History,
     ServerMessage,
     TaskView,
 )
 from musterd.ipc.wire.node_messages import PoolCard
+from musterd.ipc.wire.schedule_messages import ScheduleMessage, ScheduleReply
 from musterd.supervisor.cluster.engine import ProgressMark
 from musterd.supervisor.core.model import actions
+
+AboutSchedules = ScheduleMessage | History
+SchedulesAnswer = ScheduleReply | Entries
 
 # -- what else happens ------------------------------------------------------------------------
 
@@ -51,6 +57,7 @@ class Standing(Struct, frozen=True):
 
     policy: int  # version of the applied policy
     cards: tuple[PoolCard, ...]  # pools whose tasks the engine knows from this node
+    scheduled: int | None = None  # as in engine.Orders; None: that is not known yet
 
 
 class LookedUp(Struct, frozen=True):
@@ -83,6 +90,14 @@ class AdviceAsked(Struct, frozen=True):
     request: int
 
 
+class SchedulesAsked(Struct, frozen=True):
+    """A client asks about schedules: the supervisor first, with this message."""
+
+    peer: bytes
+    request: int
+    message: AboutSchedules
+
+
 class Invalidated(Struct, frozen=True):
     """A client wants results forgotten: of this key, or of all keys with this prefix."""
 
@@ -95,7 +110,7 @@ class LocalSaid(Struct, frozen=True):
     """The supervisor has answered over a client's own connection to local.sock."""
 
     peer: bytes
-    message: ServerMessage
+    message: ServerMessage | ScheduleReply
     frame: bytes | bytearray  # the message as it came
 
 
@@ -135,7 +150,7 @@ class AskLocal(Struct, frozen=True):
     """Send a message over a client's own connection to local.sock, which is made if need be."""
 
     peer: bytes
-    message: ClientMessage
+    message: ClientMessage | ScheduleMessage
 
 
 class EndLocal(Struct, frozen=True):
@@ -166,7 +181,14 @@ class GiveAdvice(Struct, frozen=True):
     workers: dict[str, int]
 
 
-LocalAction = AskLocal | EndLocal | PassOn | ShowView | GiveAdvice
+class ToldOfSchedules(Struct, frozen=True):
+    """Hand on what the supervisor answers to a SchedulesAsked."""
+
+    request: int
+    answer: SchedulesAnswer
+
+
+LocalAction = AskLocal | EndLocal | PassOn | ShowView | GiveAdvice | ToldOfSchedules
 Action = (
     Call
     | TellChange

@@ -14,6 +14,8 @@ watch       Asked on both sides. A task is missing if both say so.
 view        Asked on local.sock, then of the engine: the first answer takes no database.
 cancel,     Told to both sides. A cancel does not overtake a submit of its client that is on its way
 invalidate  to the engine.
+schedules,  Asked on local.sock; who asks goes on to the engine (node/schedule_desk.py).
+history
 changes     Of both sides. The first answer holds those of both, because a client takes it for its
             starting point; while the engine is away it holds those of this machine.
 
@@ -27,7 +29,9 @@ from collections.abc import Callable, Iterable
 from msgspec import Struct, field
 
 from musterd.ipc.wire import messages as wire
+from musterd.ipc.wire.history import Entries
 from musterd.ipc.wire.messages import ELSEWHERE, Change, Rejection, TaskSpec
+from musterd.ipc.wire.schedule_messages import ScheduleAnswer, ScheduleMessage, Schedules
 from musterd.supervisor.cluster.gateway import WATCHES_MAX, Gateway
 from musterd.supervisor.cluster.sidecar_events import (
     Action,
@@ -43,7 +47,10 @@ from musterd.supervisor.cluster.sidecar_events import (
     LookedUp,
     PassOn,
     PoolsTold,
+    SchedulesAnswer,
+    SchedulesAsked,
     ShowView,
+    ToldOfSchedules,
     ViewAsked,
 )
 from musterd.supervisor.core.model import actions, events
@@ -165,6 +172,8 @@ class Splitter:
                 self._feed(event)
             case ViewAsked(peer, request, id_):
                 self._ask(peer, wire.Inspect(request, id_)).asked[request] = id_
+            case SchedulesAsked(peer, request, asked):
+                self._ask(peer, asked).asked[request] = ""
             case AdviceAsked(peer, request):
                 self._ask(peer, wire.Advise(request)).asked[request] = ""
             case events.PeerLost(peer):
@@ -173,7 +182,7 @@ class Splitter:
             case _:  # the clock, or the engine
                 self._feed(event)
 
-    def _ask(self, peer: bytes, message: wire.ClientMessage) -> _Client:
+    def _ask(self, peer: bytes, message: wire.ClientMessage | ScheduleMessage) -> _Client:
         client = self._clients.get(peer)
         if client is None:
             client = self._clients[peer] = _Client()
@@ -310,22 +319,26 @@ class Splitter:
                 self._newest(peer, local=changes)
             case wire.Changes():
                 self._out.append(PassOn(peer, event.frame))
-            case wire.Inspected() | wire.Advice():
+            case wire.Inspected() | wire.Advice() | Entries() | ScheduleAnswer() | Schedules():
                 self._show(client, message)
             case wire.Refused(_, reason):
                 self._out.append(EndPeer(peer, reason))
             case _:
                 assert isinstance(message, wire.Welcome | wire.Fault), message
 
-    def _show(self, client: _Client, message: wire.Inspected | wire.Advice) -> None:
+    def _show(
+        self, client: _Client, message: wire.Inspected | wire.Advice | SchedulesAnswer
+    ) -> None:
         request = message.request
         id_ = client.asked.pop(request, None)
         if id_ is None:
             return
         if isinstance(message, wire.Advice):
             self._out.append(GiveAdvice(request, message.workers))
-        else:
+        elif isinstance(message, wire.Inspected):
             self._out.append(ShowView(request, id_, message.view))
+        else:
+            self._out.append(ToldOfSchedules(request, message))
 
     # -- watched tasks ------------------------------------------------------------------------
 

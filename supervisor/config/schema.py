@@ -63,6 +63,7 @@ from musterd.supervisor.config.section import (
 from musterd.supervisor.config.sessions import SessionsConfig, args_problem
 from musterd.supervisor.config.timezones import time_zone
 from musterd.supervisor.config.watching import (
+    ATTACH_SHARED,
     CONFIRM_MAX,
     KEEP_MAX,
     LIMIT_MAX,
@@ -72,7 +73,6 @@ from musterd.supervisor.config.watching import (
     Ignored,
     Step,
     attach_conflicts,
-    given_keys,
     watch_conflicts,
 )
 from musterd.supervisor.core.model.policy import SCHEDULES_MAX
@@ -353,16 +353,6 @@ class ScheduleConfig(Section, frozen=True):
                 yield ("timezone",), str(error)
 
 
-def shared_watch_conflicts(schedule: ScheduleConfig) -> Iterator[Conflict]:
-    """Yield keys that a schedule of a pool which a cluster shares cannot have yet."""
-    for key in given_keys(schedule):
-        yield (
-            (key,),
-            "has no effect in a pool that a cluster shares, where results are compared as they "
-            "are: remove it, or take the pool out of cluster.pools",
-        )
-
-
 class Config(Section, frozen=True):
     supervisor: SupervisorConfig = SupervisorConfig()
     store: StoreConfig = StoreConfig()
@@ -445,12 +435,12 @@ def schedule_conflicts(config: Config, schedule: ScheduleConfig) -> Iterator[Con
         yield ("task",), f"has no pool: {_pools(config.pools)}"
     elif schedule.enabled and not pool.enabled:
         yield ("task",), "has a pool that is not enabled: enable one of them"
-    if config.cluster.shares(schedule.task.partition(".")[0]):
-        yield from shared_watch_conflicts(schedule)
     if schedule.attach:
         worker = pool.worker if pool is not None else ""
         parses = worker == USUAL_POOLS["parser"]["worker"]
         yield from attach_conflicts(schedule.task, parses=parses, kept=config.artefacts.enabled)
+        if config.cluster.shares(schedule.task.partition(".")[0]):
+            yield ("attach",), ATTACH_SHARED
     problem = problem_of(schedule.task, schedule.args, config.supervisor.redact)
     if problem:
         yield ("args",), problem

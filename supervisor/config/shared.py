@@ -19,11 +19,11 @@ from musterd.supervisor.config.schema import (
     SupervisorConfig,
     TargetConfig,
     class_conflicts,
-    shared_watch_conflicts,
     target_conflicts,
 )
 from musterd.supervisor.config.section import Conflict, Section
 from musterd.supervisor.config.timezones import time_zone
+from musterd.supervisor.config.watching import ATTACH_SHARED
 
 
 class SharedConfig(Section, frozen=True):
@@ -52,8 +52,8 @@ class SharedConfig(Section, frozen=True):
                     "is missing, and the time zone of this machine has no name that others know: "
                     'give a name such as "Europe/Berlin" or "UTC"',
                 )
-            for (key,), why in shared_watch_conflicts(schedule):
-                yield ("schedule", name, key), why
+            if schedule.attach:
+                yield ("schedule", name, "attach"), ATTACH_SHARED
             problem = problem_of(schedule.task, schedule.args, SupervisorConfig().redact)
             if problem:
                 yield ("schedule", name, "args"), problem

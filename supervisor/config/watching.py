@@ -108,6 +108,12 @@ def watch_conflicts(schedule: Any) -> Iterator[Conflict]:
         yield (name,), f"{why}: remove it, or watch, ignore, above, below and by"
 
 
+ATTACH_SHARED = (
+    "has no effect in a pool that a cluster shares, because pictures stay on their node: remove "
+    "it, or take the pool out of cluster.pools"
+)
+
+
 def attach_conflicts(task: str, *, parses: bool, kept: bool) -> Iterator[Conflict]:
     """Yield why a schedule cannot have a picture; `parses`: by the built-in parser worker."""
     if parses:

@@ -29,7 +29,7 @@ from musterd.supervisor.api.status import (
 from musterd.supervisor.cluster import checks
 from musterd.supervisor.cluster.engine import Statistics, TaskFilter
 from musterd.supervisor.cluster.postgres import PostgresEngine
-from musterd.supervisor.ctl import cluster_schedules
+from musterd.supervisor.ctl import cluster_results, cluster_schedules
 from musterd.supervisor.ctl.app import ANSWER_SECONDS, Settings
 from musterd.supervisor.ctl.cluster_events import Watch, fits
 from musterd.supervisor.ctl.cluster_link import ClusterAway, find_url, told
@@ -68,7 +68,13 @@ class ClusterConnection:
             rpc.ListBreakers: self._breakers,
             rpc.SetBreaker: self._set_breaker,
             rpc.Events: self._recent_events,
-            rpc.ListSchedules: lambda _: cluster_schedules.listed(self._engine),
+            rpc.ListChanges: lambda asked: cluster_results.changes(self._engine, asked),
+            rpc.ShowHistory: lambda asked: cluster_results.history(self._engine, asked),
+            rpc.ListSchedules: lambda asked: cluster_schedules.listed(self._engine, asked),
+            rpc.GetSchedule: lambda asked: cluster_schedules.keys_of(self._engine, asked.name),
+            rpc.PutSchedule: lambda asked: cluster_schedules.put(self._engine, asked),
+            rpc.PutSchedules: lambda asked: cluster_schedules.put_many(self._engine, asked),
+            rpc.DeleteSchedule: lambda asked: cluster_schedules.delete(self._engine, asked.name),
             rpc.RunSchedule: lambda asked: cluster_schedules.run(self._engine, asked.name),
             rpc.PauseSchedule: lambda asked: cluster_schedules.pause(
                 self._engine, asked.name, paused=True

@@ -3,7 +3,7 @@
 The engine keeps no log: what happened is what differs between two looks. Seen are tasks that
 failed, expired or were cancelled, nodes that join, leave, fall silent or are lost, breakers, an
 applied policy, and whether PostgreSQL answers. Crashes of workers, and what happens faster than the
-looks come, are in the events of each node.
+looks come, are in the events of each node. Only what the results of schedules say is kept.
 """
 
 import time
@@ -12,10 +12,12 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from musterd.ipc.errors import MusterdError
+from musterd.ipc.watching.content import content_of
 from musterd.ipc.wire.messages import TaskView
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import NodeStatus
 from musterd.supervisor.cluster.engine import UNSUCCESSFUL, Engine, SiteView, TaskFilter
+from musterd.supervisor.cluster.watching import CHANGED, STALE, ChangeNote
 from musterd.supervisor.ctl.cluster_link import told
 from musterd.supervisor.ctl.cluster_view import ALIVE, DRAINING, LEFT, LOST, SILENT, node_status
 
@@ -50,6 +52,7 @@ class Watch:
         self._ended: set[tuple[str, float]] = set()
         self._policy: int | None = None
         self._away = False
+        self._changed = ""
 
     def begin(self, engine: Engine) -> list[Event]:
         """Return what ended lately, oldest first, and look for the first time."""
@@ -76,6 +79,7 @@ class Watch:
         ends = engine.find(TaskFilter(state=UNSUCCESSFUL, limit=ENDS_MAX))
         policy = engine.policy().version
         found = [*self._new_nodes(nodes), *self._new_sites(sites), *self._new_ends(ends)]
+        found += self._new_changes(engine)
         if self._policy is not None and policy != self._policy:
             found.append(self._event("cluster.applied", "info", f"version {policy} is applied"))
         self._policy = policy
@@ -84,6 +88,12 @@ class Watch:
     def _event(self, name: str, level: str, reason: str = "", **fields: Any) -> Event:
         told = {"event": name, "level": level, **fields}
         return {"at": round(self._clock(), 3), **told, **({"reason": reason} if reason else {})}
+
+    def _new_changes(self, engine: Engine) -> list[Event]:
+        """Return changes of results, and schedules that are stale or have recovered."""
+        first, changed = not self._changed, engine.changes(self._changed)
+        self._changed = changed.after
+        return [change_event(engine, note) for note in changed.notes if not first]
 
     def _new_nodes(self, nodes: list[NodeStatus]) -> list[Event]:
         before = self._nodes
@@ -152,3 +162,23 @@ def fits(event: Event, asked: rpc.Events) -> bool:
         and (not asked.kinds or any(fnmatchcase(event["event"], kind) for kind in asked.kinds))
         and (not asked.names or any(fnmatchcase(name, given) for given in asked.names))
     )
+
+
+def change_event(engine: Engine, note: ChangeNote) -> Event:
+    event = {
+        "at": round(note.at_ns / 1e9, 3),
+        "event": note.event,
+        "level": "warning" if note.event == STALE else "info",
+        "pool": note.pool,
+        "schedule": note.schedule,
+    }
+    if note.event != CHANGED:
+        return {**event, "reason": note.reason, "count": note.count}
+    kept = {
+        each.number: each for each in engine.history(note.schedule, (note.before, note.entry)) or ()
+    }
+    summary, before, after = content_of(kept.get(note.before), kept.get(note.entry))
+    event |= {"task": note.task, "digest": note.digest, "number": note.entry}
+    event |= {"number_before": note.before, "changed_at": note.at_ns / 1e9, "summary": summary}
+    both = {"before": before, "after": after}
+    return event | {key: value for key, value in both.items() if value is not None}

@@ -12,7 +12,7 @@ from musterd.ipc.watching.difference import changed_fields, one_line, unified_di
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.history import ChangeItem, ChangeList, HistoryItem, HistoryList
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import DONE, Settings, ask, command, connect
+from musterd.supervisor.ctl.app import DONE, Settings, ask, command, connect, on_cluster
 from musterd.supervisor.ctl.output import emit
 from musterd.supervisor.ctl.streams import follow_events
 from musterd.supervisor.text.printable import printable, printable_json
@@ -35,6 +35,7 @@ _limit = click.option(
     _limit,
     click.option("-f", "--follow", is_flag=True, help="Keep printing until Ctrl-C."),
     click.option("--diff", is_flag=True, help="Show what differs, line by line."),
+    on_cluster,
 )
 def changes(settings: Settings, name: str, limit: int, follow: bool, diff: bool) -> int:
     """Show what has changed: the results of schedules with notify, oldest first."""
@@ -67,7 +68,7 @@ def changes(settings: Settings, name: str, limit: int, follow: bool, diff: bool)
     return DONE
 
 
-@command("history", click.argument("name"), _limit)
+@command("history", click.argument("name"), _limit, on_cluster)
 def history(settings: Settings, name: str, limit: int) -> int:
     """Show the results of a schedule that differ, oldest first; a change has a mark."""
     found = ask(settings, rpc.ShowHistory(name=name, limit=limit), HistoryList)

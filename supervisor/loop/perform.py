@@ -97,8 +97,7 @@ class ActionRunner:
         self._shell = shell
         self._store, self._spawner = store, spawner
         self._workers, self._clients = workers, clients
-        self._answers = answers
-        self._control = control
+        self._answers, self._control = answers, control
         self._sidecars, self._calls = sidecars, calls
         self._reloading = reloading
         self._node = node
@@ -149,6 +148,7 @@ class ActionRunner:
             actions.TellCluster: self._tell_sidecar,
             actions.AskStates: self._tell_sidecar,
             actions.AskLocks: self._tell_sidecar,
+            actions.NewsTold: self._tell_sidecar,
             actions.ServeClients: lambda a: clients.serve(a.serve),
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,
@@ -393,9 +393,9 @@ class ActionRunner:
         if action.event != CHANGED:
             log.write(action, always=told)
             self._control.publish(action)
-        elif action.number:
+        elif action.number and not action.summary:
             self._find_change(action)
-        else:  # of the cluster, or of a version that kept no history
+        else:  # of the cluster, with its content; or of a version that kept no history
             self._tell_change(action)
 
     def _find_change(self, report: actions.Report) -> None:

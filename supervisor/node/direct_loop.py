@@ -28,7 +28,7 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.node.admission import Admission
 from musterd.supervisor.node.direct import Ended
 from musterd.supervisor.node.engines import Engines, Job, Listener
-from musterd.supervisor.node.relay_port import NO_SCHEDULES
+from musterd.supervisor.node.schedule_desk import ScheduleDesk
 from musterd.supervisor.node.serving import AdmittingServer
 from musterd.supervisor.sockets.clients import ClientPort
 
@@ -66,9 +66,10 @@ class Direct:
         self._admission = Admission()
         path = Path(place(start.url))  # shown, and not used
         clients = ClientPort(path, secrets.token_hex(8), None, handed=self._control)
-        clients.no_schedules = NO_SCHEDULES
-        gateway = Gateway(start.waiter, Random(secrets.randbits(64)))
-        self._server = AdmittingServer(gateway, clients, self._engines, self._admit)
+        rng = Random(secrets.randbits(64))
+        desk = ScheduleDesk(self._engines, clients, rng)
+        gateway = Gateway(start.waiter, rng)
+        self._server = AdmittingServer(gateway, clients, self._engines, desk, self._admit)
         self._poll = select.poll()
         self._poll.register(self._engines.fileno(), select.POLLIN)
         self._poll.register(self._control, 0)  # its end is told in any case

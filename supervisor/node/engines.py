@@ -30,16 +30,17 @@ from musterd.supervisor.cluster.sidecar_events import EngineAnswered, EngineFail
 # Which thread does what.
 WRITES, READS, FETCHES, MEMBER, CLAIMS, ENDS, TIME, HANDLERS, LOOKS = range(9)
 THREADS = {
-    **dict.fromkeys(("check", "submit", "cancel", "invalidate"), WRITES),
+    **dict.fromkeys(("check", "submit", "cancel", "invalidate", "put", "delete", "pause"), WRITES),
     **dict.fromkeys(("cards", "ended", "changes", "marks"), READS),
-    **dict.fromkeys(("fetch", "view"), FETCHES),
+    **dict.fromkeys(("fetch", "view", "history", "schedules"), FETCHES),
     **dict.fromkeys(
         ("give_back", "join", "redeclare", "rejoin", "release", "beat", "leave"), MEMBER
     ),
     "claim": CLAIMS,
     **dict.fromkeys(("finish", "begun", "progress"), ENDS),
     **dict.fromkeys(("tick", "reap", "retain"), TIME),
-    **dict.fromkeys(("policy", "due", "settle", "announce"), TIME),
+    **dict.fromkeys(("policy", "due", "settle", "announce", "watched", "judged"), TIME),
+    **dict.fromkeys(("untold", "told"), TIME),
     **dict.fromkeys(("statistics", "find"), LOOKS),  # for people
     **dict.fromkeys(("states", "locks"), HANDLERS),
 }

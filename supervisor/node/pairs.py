@@ -18,7 +18,7 @@ from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.codec import decode_server, encode
 from musterd.ipc.wire.messages import PROTOCOL, ClientMessage, Hello
 from musterd.ipc.wire.router import FRAME_BYTES
-from musterd.ipc.wire.schedule_messages import ScheduleReply
+from musterd.ipc.wire.schedule_messages import ScheduleMessage
 from musterd.ipc.wire.zmtp import CHUNK_BYTES, Connection
 from musterd.supervisor.cluster.sidecar_events import LocalLost, LocalSaid
 from musterd.supervisor.core.tasks import client_limits
@@ -77,7 +77,7 @@ class Pairs:
 
     # -- to the supervisor --------------------------------------------------------------------
 
-    def ask(self, name: bytes, message: ClientMessage) -> None:
+    def ask(self, name: bytes, message: ClientMessage | ScheduleMessage) -> None:
         """Send a message for a client, with the next settle()."""
         peer = self._clients.peer_of(name)
         if peer is None:
@@ -141,9 +141,7 @@ class Pairs:
             for frame in found:
                 if frame is None:
                     raise ProtocolError("a message of several frames instead of one")
-                message = decode_server(frame)
-                if not isinstance(message, ScheduleReply):  # nobody has asked for one
-                    self._heard(LocalSaid(name, message, frame))
+                self._heard(LocalSaid(name, decode_server(frame), frame))
         except (OSError, ProtocolError) as error:
             if self._pairs.get(name) is pair:
                 self._lose(pair, error)

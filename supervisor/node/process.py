@@ -34,6 +34,7 @@ from musterd.ipc.wire.node_messages import (
     Figures,
     FindTasks,
     FoundTasks,
+    NewsTold,
     Notice,
     Pools,
     SidecarHello,
@@ -61,9 +62,11 @@ from musterd.supervisor.cluster.sidecar_events import (
     PassOn,
     PoolsNotified,
     PoolsTold,
+    SchedulesAsked,
     ShowView,
     Standing,
     Tell,
+    ToldOfSchedules,
 )
 from musterd.supervisor.cluster.splitter import Splitter
 from musterd.supervisor.config.redact import Redaction
@@ -72,7 +75,8 @@ from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.node.engines import Engines, Job, Listener
 from musterd.supervisor.node.finds import find_tasks
 from musterd.supervisor.node.pairs import Pairs
-from musterd.supervisor.node.relay_port import NO_SCHEDULES, RelayPort
+from musterd.supervisor.node.relay_port import RelayPort
+from musterd.supervisor.node.schedule_desk import ScheduleDesk
 from musterd.supervisor.node.serving import ClientServer
 from musterd.supervisor.settings.cluster_url import cluster_url
 from musterd.supervisor.settings.node import NodeSettings
@@ -171,9 +175,9 @@ class Sidecar:
         self._clients = RelayPort(
             Path(settings.tasks_socket), secrets.token_hex(8), None, handed=handed
         )
-        self._clients.no_schedules = NO_SCHEDULES
+        self._desk = ScheduleDesk(self._engines, self._clients, rng, self._ask_about_schedules)
         self._server = ClientServer(
-            self._splitter, self._clients, self._engines, self._do_with_local
+            self._splitter, self._clients, self._engines, self._desk, self._do_with_local
         )
         self._pairs = Pairs(settings.local_socket, self._clients, self._server.feed)
         self._declarations = Declarations()
@@ -250,8 +254,11 @@ class Sidecar:
                 if isinstance(message, Pools):
                     for card in message.cards:
                         self._declarations.declare(card.name, card.tasks)
+                    self._desk.local_pools = frozenset(message.local)
                     self._server.feed(PoolsTold(message.local))
-                if isinstance(message, FindTasks):
+                if isinstance(message, NewsTold):
+                    self._feed_scheduler(message)
+                elif isinstance(message, FindTasks):
                     find_tasks(self._engines, message, self._tell_found)
                 else:
                     self._feed_claimer(message)
@@ -331,8 +338,13 @@ class Sidecar:
                 clients.answer_view(request, id_, view)
             case GiveAdvice(request, workers):
                 clients.answer_advice(request, workers)
+            case ToldOfSchedules(request, answer):
+                self._desk.told(request, answer)
             case actions.Report():
                 self._report(action)
+
+    def _ask_about_schedules(self, asked: SchedulesAsked) -> None:
+        self._server.feed(asked)
 
     def _feed_scheduler(self, event: object) -> None:
         for action in self._scheduler.handle(time.monotonic_ns(), event):

@@ -4,19 +4,11 @@ A question is charged to its connection until it is answered, like a submit. Wha
 answers is passed on as it came.
 """
 
-from musterd.ipc.wire.codec import encode
-from musterd.ipc.wire.history import Entries
-from musterd.ipc.wire.messages import Advise, History, Inspect, Invalidate, TaskView
+from musterd.ipc.wire.messages import Advise, Inspect, Invalidate, TaskView
 from musterd.supervisor.cluster.sidecar_events import AdviceAsked, Invalidated, ViewAsked
 from musterd.supervisor.sockets.clients import ClientPort
 from musterd.supervisor.sockets.owed import Inspection
 from musterd.supervisor.sockets.peers import AdviceWanted, Peer, Request
-
-NO_SCHEDULES = (
-    "schedules of a cluster cannot be put at run time: write them into a file and use `musterctl "
-    "cluster apply FILE`; those of a machine's own pools can be added with `musterctl schedule`"
-)
-NO_HISTORY = "the nodes of a cluster keep no history of results yet"
 
 
 class RelayPort(ClientPort):
@@ -26,9 +18,6 @@ class RelayPort(ClientPort):
             return ViewAsked(peer.name, self._begin(peer, message.request, size), message.id)
         if type(message) is Advise:
             return AdviceAsked(peer.name, self._begin(peer, message.request, size))
-        if type(message) is History:
-            self._send(peer, encode(Entries(message.request, [], NO_HISTORY)))
-            return None
         if type(message) is Invalidate:
             return Invalidated(peer.name, message.key, message.prefix)
         return super()._event_of(peer, message, size, wall_ns)

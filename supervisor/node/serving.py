@@ -13,9 +13,9 @@ from musterd.supervisor.cluster.sidecar_events import Call, EndPeer, TellChange
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.node.engines import Engines, Job
 from musterd.supervisor.node.lookups import Lookups
-from musterd.supervisor.node.relay_port import NO_HISTORY
+from musterd.supervisor.node.schedule_desk import ScheduleDesk
 from musterd.supervisor.sockets.clients import ClientPort
-from musterd.supervisor.sockets.peers import AdviceWanted, HistoryWanted
+from musterd.supervisor.sockets.peers import AdviceWanted
 
 
 class Core(Protocol):
@@ -32,9 +32,11 @@ class ClientServer:
         core: Core,
         clients: ClientPort,
         engines: Engines,
+        desk: ScheduleDesk,
         do_other: Callable[[object], None],
     ) -> None:
         """`do_other` performs the actions of the core that are not for clients or the engine."""
+        self._desk = desk
         self._core = core
         self._clients = clients
         self._engines = engines
@@ -58,8 +60,11 @@ class ClientServer:
             self._take(event)
 
     def _take(self, event: object) -> None:
-        """Hand what a client wants to the core."""
-        self.feed(event)
+        """Hand what a client wants to the core, but for what it asks about schedules."""
+        if isinstance(event, events.PeerLost):
+            self._desk.forget_lost()
+        if not self._desk.take(event):
+            self.feed(event)
 
     def settle(self) -> None:
         """Send what waits, at the end of each turn of the loop."""
@@ -118,10 +123,11 @@ class AdmittingServer(ClientServer):
         core: Core,
         clients: ClientPort,
         engines: Engines,
+        desk: ScheduleDesk,
         admit: Callable[[events.TasksSubmitted], events.TasksSubmitted | None],
     ) -> None:
         """`admit` refuses tasks, and completes the others; None: not before `go_on`."""
-        super().__init__(core, clients, engines, _leave_out)
+        super().__init__(core, clients, engines, desk, _leave_out)
         self._admit = admit
         self._held: deque[object] | None = None  # what waits for `go_on`: at most one turn
 
@@ -150,10 +156,8 @@ class AdmittingServer(ClientServer):
                 self.feed(admitted)
         elif isinstance(event, AdviceWanted):
             self._clients.advise(event, {})  # supervisors know their memory, and are not asked
-        elif isinstance(event, HistoryWanted):
-            self._clients.recall(event, [], NO_HISTORY)
         else:
-            self.feed(event)
+            super()._take(event)
 
 
 def _leave_out(_action: object) -> None:

@@ -14,6 +14,7 @@ from msgspec.msgpack import Ext
 from musterd.ipc.client.taskspec import key_of
 from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy
 from musterd.ipc.secrets.reference import JSON_KEY, from_json, secret_name
+from musterd.ipc.watching.rules import decode_rules
 from musterd.ipc.wire.messages import NOT_GIVEN, PRIORITY_NAMES
 from musterd.supervisor.config.schema import (
     BreakerConfig,
@@ -30,7 +31,12 @@ from musterd.supervisor.config.schema import (
 from musterd.supervisor.config.section import Section
 from musterd.supervisor.config.shared import SharedConfig
 from musterd.supervisor.core.model import shared
-from musterd.supervisor.core.model.policy import GatePolicy, SchedulePolicy, TargetPolicy
+from musterd.supervisor.core.model.policy import (
+    GatePolicy,
+    SchedulePolicy,
+    TargetPolicy,
+    WatchPolicy,
+)
 from musterd.supervisor.core.model.shared import ClusterPolicy
 from musterd.supervisor.core.model.timing import Every
 from musterd.supervisor.settings.policy import fleet_policy
@@ -166,7 +172,20 @@ def _schedule(policy: SchedulePolicy) -> ScheduleConfig:
         key="" if policy.key == derived else policy.key,
         priority=PRIORITY_NAMES[policy.priority],
         notify="task.changed" if policy.notify else "",
+        **_watching(policy.watching),
     )
+
+
+def _watching(policy: WatchPolicy) -> dict[str, Any]:
+    """Return the keys about watching that say this."""
+    same = {*WatchPolicy.__struct_fields__} & {*ScheduleConfig.__struct_fields__} - {"by"}
+    keys = {name: getattr(policy, name) for name in same}
+    if policy.rules:
+        rules = decode_rules(policy.rules)
+        keys |= {"watch": rules.watch, "ignore": rules.ignore}
+    if policy.by:
+        keys["by"] = f"{policy.by * 100:.12g}%" if policy.by_share else f"{policy.by:.12g}"
+    return keys
 
 
 def _as_written(code: int, data: memoryview) -> dict[str, str]:

@@ -52,7 +52,6 @@ from musterd.ipc.wire.messages import Accepted as AcceptedMessage
 from musterd.ipc.wire.messages import Missing as MissingMessage
 from musterd.ipc.wire.router import TURN_BYTES, Router
 from musterd.ipc.wire.schedule_messages import (
-    INVALID_SCHEDULE,
     ScheduleAnswer,
     ScheduleMessage,
     Schedules,
@@ -120,7 +119,6 @@ class ClientPort:
         )
         self.fileno = self.router.fileno
         self.close = self.router.close
-        self.no_schedules = ""  # why clients cannot put or see schedules here
         self.malformed = 0
         self.pending = 0  # bytes of requests under way, of all connections
         self.ready: OrderedDict[Peer, None] = OrderedDict()  # peers that read and are owed results
@@ -256,10 +254,6 @@ class ClientPort:
         return event
 
     def _about_schedules(self, peer: Peer, message: ScheduleMessage, size: int) -> object | None:
-        if self.no_schedules:
-            refusal = Rejection("", INVALID_SCHEDULE, self.no_schedules)
-            self._send(peer, encode(ScheduleAnswer(message.request, [refusal])))
-            return None
         if isinstance(message, ShowSchedules):
             return SchedulesWanted(peer, message)
         if problem := schedule_requests.problem_of(message):
@@ -536,6 +530,24 @@ class ClientPort:
         self, wanted: SchedulesWanted, schedules: list[ScheduleView], more: bool
     ) -> None:
         self._send(wanted.peer, encode(Schedules(wanted.message.request, schedules, more)))
+
+    def hold(self, peer: Peer, number: int) -> int:
+        """Charge a question that others answer later; return its token."""
+        return self._begin(peer, number, 0)
+
+    def holds(self, token: int) -> bool:
+        """Whether a request waits for its answer, and its client too."""
+        return token in self._requests and not self._requests[token].peer.gone
+
+    def holder(self, token: int) -> bytes:
+        return self._requests[token].peer.name
+
+    def show_later(self, token: int, schedules: list[ScheduleView], more: bool) -> None:
+        """Answer a question for schedules that was held."""
+        request = self._requests.pop(token, None)
+        if request is not None and request.number is not None:
+            self.charge(request.peer, -request.bytes)
+            self._send(request.peer, encode(Schedules(request.number, schedules, more)))
 
     def advise(self, wanted: AdviceWanted, workers: dict[str, int]) -> None:
         self._send(wanted.peer, encode(Advice(wanted.request, workers)))

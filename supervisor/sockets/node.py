@@ -28,6 +28,7 @@ from musterd.ipc.wire.node_messages import (
     Begun,
     CancelAttempts,
     Confirmed,
+    Content,
     Figures,
     FindTasks,
     Finish,
@@ -38,6 +39,7 @@ from musterd.ipc.wire.node_messages import (
     LocksTold,
     LoseAttempts,
     Membership,
+    NewsTold,
     NodeMessage,
     Notice,
     Pools,
@@ -66,6 +68,7 @@ TOO_MANY = "too many look for tasks of the cluster at once: try again"
 
 Found = Callable[[FoundTasks], None]
 
+_decode_content = msgspec.json.Decoder(Content).decode
 _decode_policy = msgspec.msgpack.Decoder(ClusterPolicy).decode
 
 ClusterAction = (
@@ -75,6 +78,7 @@ ClusterAction = (
     | actions.TellCluster
     | actions.AskStates
     | actions.AskLocks
+    | actions.NewsTold
 )
 
 
@@ -223,8 +227,9 @@ def messages_of(action: ClusterAction) -> list[NodeMessage]:
             return [Greeting(NODE_PROTOCOL, tenure, first, unconfirmed, more, member), *holds]
         case actions.ShowPools(cards, local):
             return [Pools(cards, local)]
-        case actions.WantAttempts(request, pool, count, names, seen):
-            return [Want(request, pool, count, names, seen)]
+        case actions.WantAttempts() | actions.NewsTold():
+            kind = Want if isinstance(action, actions.WantAttempts) else NewsTold
+            return [kind(*msgspec.structs.astuple(action))]
         case actions.TellCluster(ends, begun, marks):
             messages: list[NodeMessage] = [Finish(part) for part in portions(ends)]
             size = ATTEMPTS_MAX
@@ -246,7 +251,7 @@ def event_of(message: SidecarMessage) -> object:
         case Membership(tenure, until_ns, away, draining, policy):
             event = events.MembershipTold(tenure, until_ns, away, draining, policy)
         case ScheduleNews():
-            event = events.ScheduleNoted(*msgspec.structs.astuple(message))
+            event = _noted(message)
         case Granted(request, pool, attempts):
             event = events.AttemptsGranted(request, pool, attempts)
         case Confirmed(held):
@@ -264,3 +269,13 @@ def event_of(message: SidecarMessage) -> object:
         case SidecarHello() | SharedPolicy() | FoundTasks():
             raise ProtocolError("a second hello, or no event")
     return event
+
+
+def _noted(news: ScheduleNews) -> events.ScheduleNoted:
+    try:
+        content = _decode_content(news.content) if news.content else Content()
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"a change that cannot be read: {error}") from None
+    said = msgspec.structs.asdict(news) | msgspec.structs.asdict(content)
+    del said["content"]
+    return events.ScheduleNoted(**said)

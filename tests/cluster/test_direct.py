@@ -309,7 +309,9 @@ def test_changes_of_schedules_are_followed(place: Place) -> None:
         wait_for("it is followed", lambda: reader._following._heard is not None)
         row = ("kites", "@kites.1", "digest")
         place.cluster.sql(
-            "INSERT INTO musterd.change (schedule, task, digest, at) VALUES (%s, %s, %s, now())",
+            "INSERT INTO musterd.change (event, schedule, task, digest, entry, before, at, at_ns, "
+            "reason, count, pool) "
+            "VALUES ('task.changed', %s, %s, %s, 0, 0, now(), 0, '', 0, '')",
             *row,
         )
         wait_for("it is told", reader._following.any_unread)

@@ -42,7 +42,7 @@ def late_submit(cluster: Cluster, rig: Rig) -> tuple[psycopg.Connection, list[st
     tasks = rig.tasks(1)
     connection.execute(
         f"SELECT * FROM {cluster.schema}.submit_1(%s::text[], %s::text[], %s::bytea[], NULL, NULL, "
-        f"NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, false)",
+        f"NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, false)",
         ([t.id for t in tasks], [t.name for t in tasks], [t.args for t in tasks]),
     )
     return connection, [task.id for task in tasks]
@@ -315,7 +315,10 @@ def test_nodes_and_waiters_are_notified_after_the_commit(cluster: Cluster) -> No
 
 def test_a_change_is_told_whatever_the_order_of_the_transactions(cluster: Cluster) -> None:
     rig = cluster.rig()
-    note = "INSERT INTO musterd.change (schedule, task, digest, at) VALUES (%s, 't', 'd', now())"
+    note = (
+        "INSERT INTO musterd.change (event, schedule, task, digest, entry, before, at, at_ns, "
+        "reason, count, pool) VALUES ('task.changed', %s, 't', 'd', 0, 0, now(), 0, '', 0, '')"
+    )
     first = rig.engine.changes()
     with psycopg.connect(cluster.url) as early:
         early.execute(note, ("early",))
@@ -346,7 +349,7 @@ def test_an_end_is_told_whatever_the_order_of_the_transactions(cluster: Cluster)
     early.execute(
         "SELECT * FROM musterd.finish_1(%s, ARRAY[%s], ARRAY[%s::bigint], ARRAY[0::smallint], "
         "NULL, ARRAY[1::bigint], NULL, NULL, ARRAY[false], ARRAY[0::bigint], ARRAY[-1::bigint], "
-        "ARRAY[0::bigint], NULL, NULL)",
+        "ARRAY[0::bigint], NULL, NULL, NULL)",
         (a, first.id, first.claim),
     )
     rig.finish(a, second)
@@ -369,7 +372,7 @@ def test_portions_of_ends_miss_none_that_is_committed_between_them(cluster: Clus
     early.execute(
         "SELECT * FROM musterd.finish_1(%s, ARRAY[%s], ARRAY[%s::bigint], ARRAY[0::smallint], "
         "NULL, ARRAY[1::bigint], NULL, NULL, ARRAY[false], ARRAY[0::bigint], ARRAY[-1::bigint], "
-        "ARRAY[0::bigint], NULL, NULL)",
+        "ARRAY[0::bigint], NULL, NULL, NULL)",
         (a, grants[0].id, grants[0].claim),
     )
     for grant in grants[1:7]:

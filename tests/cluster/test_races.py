@@ -13,6 +13,7 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import QUEUE_FULL
 from musterd.supervisor.cluster.engine import ClusterPolicy
 from musterd.supervisor.cluster.postgres import PostgresEngine
+from musterd.supervisor.cluster.watching import Judged
 from musterd.supervisor.core.model.policy import TargetPolicy
 from support.waiting import Waiting
 
@@ -157,17 +158,29 @@ def test_submits_make_lanes_in_the_order_of_bytes(human: Cluster, waiting: Waiti
         assert is_free(human, new.format("a"))
 
 
-def test_ends_lock_last_results_in_the_order_of_bytes(human: Cluster, waiting: Waiting) -> None:
+def test_judgements_lock_what_is_known_in_the_order_of_bytes(
+    human: Cluster, waiting: Waiting
+) -> None:
     rig = human.rig()
-    a = rig.join()
     human.sql(
         "INSERT INTO musterd.schedule (name, plan, notify) VALUES ('a', '', true), ('B', '', true)"
     )
-    rig.submit(rig.task(id="@a.1"), rig.task(id="@B.1"))
-    ends = [end(grant) for grant in rig.claim(a, 2)]
-    new = "INSERT INTO musterd.digest VALUES ('{}', '')"
-    with behind(human, waiting, new.format("B"), lambda: rig.engine.finish(a, ends)):
+    found = [Judged(name, 0, b"", ()) for name in ("a", "B")]
+    new = "INSERT INTO musterd.watched VALUES ('{}', 0, '')"
+    with behind(human, waiting, new.format("B"), lambda: rig.engine.judged(found)):
         assert is_free(human, new.format("a"))
+
+
+def test_ends_of_runs_wait_for_no_judgement(human: Cluster) -> None:
+    rig = human.rig()
+    a = rig.join()
+    human.sql("INSERT INTO musterd.schedule (name, plan, notify) VALUES ('a', '', true)")
+    rig.submit(rig.task(id="@a.1"))
+    grant = rig.claim_one(a)
+    with psycopg.connect(human.url) as judge:
+        judge.execute("INSERT INTO musterd.watched VALUES ('a', 0, '')")
+        judge.execute("SELECT FROM musterd.schedule WHERE name = 'a' FOR KEY SHARE")
+        assert rig.finish(a, grant) != []
 
 
 # -- nodes ----------------------------------------------------------------------------------------

@@ -21,13 +21,15 @@ NODE = SUBMIT | {
     *("give_back_1", "join_1", "rejoin_1", "beat_1", "leave_1", "reap_1", "claim_1", "begun_1"),
     *("finish_1", "release_1", "progress_1", "tick_1", "retain_1", "state_load_1"),
     *("state_save_1", "states_1", "locks_1", "lock_wake_1", "due_1", "settle_1"),
-    *("policy_1", "counts_1", "ran_1", "announce_1", "schedules_1"),
+    *("policy_1", "counts_1", "ran_1", "announce_1", "schedules_1", "watched_1", "judged_1"),
+    *("history_1", "changed_1", "untold_1", "told_1", "put_1", "delete_1", "pause_1"),
     *("statistics_1", "nodes_1", "sites_1", "find_1", "recent_1", "redeclare_1"),
 }
 ADMIN = SUBMIT | {
     *("apply_1", "policy_1", "breaker_1", "sites_1", "nodes_1", "drain_1", "forget_1"),
     *("reap_1", "find_1", "recent_1", "purge_1", "counts_1", "statistics_1"),
     *("tick_1", "retain_1", "schedules_1", "settle_1", "ran_1", "pause_1"),
+    *("history_1", "changed_1", "put_1", "delete_1"),
 }
 ROLES = {"submit": SUBMIT, "node": NODE, "admin": ADMIN, "nobody": set[str]()}
 
@@ -229,7 +231,9 @@ def test_nodes_administrators_and_the_owner_see_all(ruled: Cluster, rig: Rig) ->
         assert len(ruled.engine(user).find(TaskFilter())) == 1
 
 
-def test_a_submitter_reads_no_policy_no_state_and_no_list(ruled: Cluster, rig: Rig) -> None:
+def test_a_submitter_reads_no_policy_no_state_and_no_list_and_puts_no_schedule(
+    ruled: Cluster, rig: Rig
+) -> None:
     engine = ruled.engine("u_submit")
     for call in (
         engine.policy,
@@ -237,6 +241,13 @@ def test_a_submitter_reads_no_policy_no_state_and_no_list(ruled: Cluster, rig: R
         engine.counts,
         lambda: engine.state_load("x"),
         lambda: engine.find(TaskFilter()),
+        lambda: engine.history("kites"),
+        engine.changed,
+        engine.watched,
+        engine.schedules,
+        lambda: engine.put([]),
+        lambda: engine.delete(["kites"]),
+        lambda: engine.pause("kites", paused=True),
     ):
         with pytest.raises(EngineError, match="permission denied"):
             call()
@@ -252,7 +263,7 @@ def raw(cluster: Cluster, **columns: str) -> str:
     arguments = ", ".join(f"p_{name} => {value}" for name, value in given.items())
     names = (
         *("priorities", "targets", "keys", "timeouts", "retries", "delays", "expires", "caches"),
-        *("debounces", "fallbacks", "fallback_ons", "policies", "on_opens"),
+        *("debounces", "fallbacks", "fallback_ons", "policies", "on_opens", "watches"),
     )
     rest = "".join(f", p_{name} => NULL" for name in names if name not in columns)
     query = (
@@ -278,6 +289,7 @@ def raw(cluster: Cluster, **columns: str) -> str:
         ("fallback_ons", "ARRAY['never']"),
         ("on_opens", "ARRAY['never']"),
         ("policies", "ARRAY['gold']"),
+        ("watches", "ARRAY[convert_to(repeat('x', 8193), 'UTF8')]"),
     ],
 )
 def test_a_program_that_calls_the_function_itself_gets_past_no_check(

@@ -123,7 +123,7 @@ def test_a_change_reaches_followers_on_each_node_and_one_node_alerts(
     readers = [client.changes("kites") for client in clients]
     assert apply(database, tmp_path, watch) == 0
     wait_for("it runs", lambda: len(instants(database, "kites")) >= 2)
-    wait_for("it has a result", lambda: database.sql("SELECT FROM musterd.digest"))
+    wait_for("it has a result", lambda: database.sql("SELECT FROM musterd.history"))
     page.write_text("new")
     for reader in readers:
         change = next(reader)
@@ -156,7 +156,7 @@ def test_schedules_are_listed_run_by_hand_and_paused(
     assert apply(database, tmp_path, rare + slow) == 0
     engine = database.engine()
     wait_for("nodes have looked", lambda: all(each.next_ns for each in engine.schedules()))
-    first, second = cluster_schedules.listed(engine).schedules
+    first, second = cluster_schedules.listed(engine, rpc.ListSchedules()).schedules
     assert (first.name, first.state, first.task, first.when) == (
         "rare",
         "active",

@@ -37,6 +37,9 @@ def test_every_task_of_the_cluster_ends_once(seeds: range, number: int) -> None:
     runs = sum(len(each) for table in timetables for each in table.instants.values())
     assert runs > 10 * len(timetables), "schedules hardly run"
     assert not many or sum(table.lost_races for table in timetables), "no node was too late"
+    changes = sum(len(table.told) for table in timetables)
+    assert changes > len(timetables), "hardly anything changes"
+    assert not (many and faults.node_deaths) or sum(table.retold for table in timetables)
     assert not (many and faults.node_deaths) or sum(world.reaped for world in worlds)
     assert not (many and faults.lost) or sum(world.fenced for world in worlds)
     assert not (many and faults.sidecar_deaths) or sum(world.takeovers for world in worlds)

@@ -5,14 +5,14 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from musterd.supervisor.api import rpc
-from musterd.supervisor.api.history import ChangeItem, ChangeList, HistoryItem, HistoryList
+from musterd.supervisor.api.history import Answer, ChangeItem, ChangeList, HistoryItem, HistoryList
 from musterd.supervisor.control.answers import Methods, Pending
 from musterd.supervisor.control.commands.schedules import no_such_schedule
 from musterd.supervisor.core.model.watching import HISTORY, Kept, history_key
 from musterd.supervisor.core.tasks.schedule import Schedule
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.store.interface import FindFacts
-from musterd.supervisor.views.history import Answer, brief_change, entries_of
+from musterd.supervisor.views.history import brief_change, entries_of
 
 # Bytes of entries that one turn of the loop reads and compares: some 10 ms of its time.
 PART_BYTES_MAX = 512 * 1024
@@ -137,5 +137,5 @@ class HistoryCommands:
     def _known(self, name: str) -> Schedule:
         schedules = self._shell.fleet.schedules
         if name not in schedules:
-            raise no_such_schedule(schedules, name)
+            raise no_such_schedule(self._shell, name)
         return schedules[name]

@@ -1,6 +1,6 @@
 """Commands about schedules on control.sock: list, get, put, delete, run, pause, resume."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
@@ -137,7 +137,7 @@ class ScheduleCommands:
         """Return a schedule; RpcError if there is none of this name."""
         view = find_schedule(self._shell.fleet, name, self._shell.now_ns())
         if view is None:
-            raise no_such_schedule(self._shell.fleet.schedules, name)
+            raise no_such_schedule(self._shell, name)
         return view
 
 
@@ -177,8 +177,11 @@ def _status(view: ScheduleView) -> ScheduleStatus:
     )
 
 
-def no_such_schedule(schedules: Iterable[str], name: str) -> RpcError:
-    names = list(islice(schedules, NAMES_SHOWN_MAX + 1))
+def no_such_schedule(shell: Shell, name: str) -> RpcError:
+    names = list(islice(shell.fleet.schedules, NAMES_SHOWN_MAX + 1))
     known = ", ".join(names[:NAMES_SHOWN_MAX]) or "none"
     more = " and others" if len(names) > NAMES_SHOWN_MAX else ""
-    return RpcError(NO_SUCH_NAME, f"no such schedule: {name!r}: there are {known}{more}")
+    why = f"no such schedule: {name!r}: there are {known}{more}"
+    if any(pool.policy.clustered for pool in shell.fleet.pools.values()):
+        why += "; those that all nodes share: use --cluster"
+    return RpcError(NO_SUCH_NAME, why)

@@ -442,6 +442,12 @@ class AskLocks(Action, frozen=True):
     wishes: list[LockWish]
 
 
+class NewsTold(_Answer, frozen=True):
+    """Tell the engine that people were alerted of a change: after the report."""
+
+    change: int
+
+
 # -- the daemon itself ------------------------------------------------------------------------
 
 

@@ -4,6 +4,8 @@
 recognises stale news of a process that was replaced. A `peer` is a client's connection.
 """
 
+from typing import Any
+
 from msgspec import Struct
 
 from musterd.ipc.wire.messages import Completion, Rejection, Sample, TaskDeclaration, TaskSpec
@@ -437,6 +439,14 @@ class ScheduleNoted(Struct, frozen=True):
     count: int = 0
     digest: str = ""
     elsewhere: bool = False
+    number: int = 0
+    number_before: int = 0
+    at_ns: int = 0
+    again: bool = False
+    summary: str = ""
+    before: Any = None
+    after: Any = None
+    change: int = 0  # answered by NewsTold
 
 
 class AttemptsGranted(Struct, frozen=True, gc=False):

@@ -120,7 +120,7 @@ class CachePolicy(Struct, frozen=True):
     bytes: int = 16 * 1024 * 1024
 
 
-class WatchPolicy(Struct, frozen=True):
+class WatchPolicy(Struct, frozen=True, omit_defaults=True):
     """What counts as a change of a schedule's results, and how many of them are kept."""
 
     rules: bytes = b""  # for the worker (ipc.watching), which sends a View with each result

@@ -17,6 +17,7 @@ from musterd.supervisor.core.model.policy import (
     GatePolicy,
     SchedulePolicy,
     TargetPolicy,
+    WatchPolicy,
 )
 from musterd.supervisor.core.model.timing import Cron, Every, Timing, ZoneOf
 
@@ -42,6 +43,9 @@ class ClusterPolicy(Struct, frozen=True):
     schedules: tuple[ScheduleCard, ...] = ()
 
 
+_AS_BUILT_IN = WatchPolicy()
+
+
 class Plan(Struct, frozen=True, omit_defaults=True):
     """A SchedulePolicy as it is kept: its timing is every so often, or cron in a named zone."""
 
@@ -64,6 +68,7 @@ class Plan(Struct, frozen=True, omit_defaults=True):
     catch_up: str = "one"
     enabled: bool = True
     notify: bool = False
+    watching: WatchPolicy = _AS_BUILT_IN
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -75,7 +80,10 @@ _SAME = [name for name in Plan.__struct_fields__ if name not in ("every_ns", "cr
 
 def card_of(policy: SchedulePolicy) -> ScheduleCard:
     timing = policy.timing
-    plan = Plan(**{name: getattr(policy, name) for name in _SAME})
+    same = {name: getattr(policy, name) for name in _SAME}
+    if policy.watching == _AS_BUILT_IN:
+        del same["watching"]  # only what is the default itself is left out
+    plan = Plan(**same)
     if isinstance(timing, Every):
         plan = structs.replace(plan, every_ns=timing.every_ns)
     else:

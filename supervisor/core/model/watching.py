@@ -24,6 +24,8 @@ HISTORY_BYTES_MAX = 1024 * 1024  # of one schedule
 # Changes that are told again after a death. They are told within milliseconds, so that more are
 # under way only if somebody runs a schedule by hand as fast as possible.
 UNTOLD_MAX = 100
+CUT_OFF = b"\xa0"  # msgpack of an empty text, for a result that history has no room for
+ERROR_CHARS_MAX = 500  # of a failure, in the report about many in a row
 ROUNDING = 1e-9  # 5% of 49.00 is 2.45, also if it is 2.4500000000000001
 
 encode_entry = msgspec.msgpack.Encoder().encode
@@ -189,6 +191,18 @@ def begin_anew(watched: Watched, rules: str = "") -> None:
     watched.candidate, watched.count = "", 0
     watched.told_numbers, watched.numbers = {}, {}
     watched.digest = ""  # the next result has an entry, also if it looks the same
+
+
+def note_failure(policy: WatchPolicy, watched: Watched) -> bool:
+    """Count a failed run; return whether it makes the schedule stale."""
+    watched.failures += 1
+    became = 0 < policy.stale <= watched.failures and not watched.stale
+    watched.stale = watched.stale or became
+    return became
+
+
+def stale_why(watched: Watched, error: str) -> str:
+    return f"{watched.failures} runs in a row failed; the last: {error[:ERROR_CHARS_MAX]}"
 
 
 def history_key(schedule: str, number: int) -> str:

@@ -35,6 +35,7 @@ from musterd.ipc.wire.messages import (
     Completion,
     Failure,
     TaskDeclaration,
+    View,
 )
 from musterd.ipc.wire.node_messages import (
     Attempt,
@@ -440,6 +441,7 @@ class Claims:
             value=completion.value,
             run_ns=completion.run_ns,
             clears=completion.clears,
+            view=completion.view,
         )
 
     def failed(
@@ -523,6 +525,7 @@ class Claims:
         retry_ns: int = NOT_GIVEN,
         patience_ns: int = 0,
         clears: str = "",
+        view: View | None = None,
     ) -> None:
         claim, spec = task.claim, task.spec
         assert claim is not None and task.slot is None, spec.id
@@ -543,6 +546,7 @@ class Claims:
                 patience_ns=patience_ns,
                 clears=clears,
                 keeps=keeps,
+                view=view,
             )
             self._note(key, end)
 

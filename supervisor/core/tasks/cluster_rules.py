@@ -11,10 +11,11 @@ either of them changes.
 
 from itertools import islice
 
+from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import NOT_GIVEN, TaskSpec
 from musterd.ipc.wire.node_messages import Attempt
 from musterd.supervisor.core.model import events
-from musterd.supervisor.core.model.actions import Report
+from musterd.supervisor.core.model.actions import NewsTold, Report
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
 from musterd.supervisor.core.model.shared import (
     ClusterPolicy,
@@ -87,7 +88,7 @@ class ClusterRules:
         self._state.out.append(
             Report(
                 event.event,
-                "info" if event.event == "task.changed" else "warning",
+                "info" if event.event in ("task.changed", "watch.recovered") else "warning",
                 pool=event.pool,
                 task=event.task,
                 reason=event.reason,
@@ -95,8 +96,17 @@ class ClusterRules:
                 count=event.count,
                 digest=event.digest,
                 elsewhere=event.elsewhere,
+                number=event.number,
+                number_before=event.number_before,
+                changed_at=event.at_ns / SECOND_NS,
+                again=event.again,
+                summary=event.summary,
+                before=event.before,
+                after=event.after,
             )
         )
+        if event.change:
+            self._state.out.append(NewsTold(event.change))
 
     def resolve(self, attempt: Attempt, route: Route) -> tuple[TaskSpec, Claim]:
         """Return the spec of the local task and its claim: what holds for it, all in all."""
@@ -120,6 +130,7 @@ class ClusterRules:
             max_retries=next(
                 (each for each in retries if each != NOT_GIVEN), rules.retry.max_retries
             ),
+            watch=given.watch,
         )
         claim = Claim(
             attempt.claim,

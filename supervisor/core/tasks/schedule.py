@@ -11,10 +11,9 @@ from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.core.model.policy import SchedulePolicy
 from musterd.supervisor.core.model.runs import plan_name
 from musterd.supervisor.core.model.task import Task
-from musterd.supervisor.core.model.watching import ChangeNote, Seen, Watched
+from musterd.supervisor.core.model.watching import CUT_OFF, ChangeNote, Seen, Watched
 
 FACT = "schedule"  # Fact.kind
-CUT_OFF = b"\xa0"  # msgpack of an empty text, for a result that history has no room for
 
 
 class ScheduleRecord(Struct, array_like=True):

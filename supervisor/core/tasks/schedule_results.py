@@ -15,6 +15,8 @@ from musterd.supervisor.core.model.watching import (
     encode_entry,
     history_key,
     judge,
+    note_failure,
+    stale_why,
     trim,
 )
 from musterd.supervisor.core.tasks.schedule import Schedule, change_report, seen_of
@@ -63,11 +65,9 @@ class ScheduleResults:
 
     def count_failure(self, schedule: Schedule, outcome: Outcome) -> None:
         """Count a failed run, one that ended with a substitute included; report many in a row."""
-        watched, most = schedule.record.watched, schedule.policy.watching.stale
-        watched.failures += 1
-        if most and watched.failures >= most and not watched.stale:
-            watched.stale = True
-            why = f"{watched.failures} runs in a row failed; the last: {outcome.error[:500]}"
+        watched = schedule.record.watched
+        if note_failure(schedule.policy.watching, watched):
+            why = stale_why(watched, outcome.error)
             self.report(schedule, "watch.stale", "warning", reason=why, count=watched.failures)
 
     def tell_newest(self, peer: bytes, schedules: Iterable[Schedule]) -> None:

@@ -319,6 +319,8 @@ class Node:
                     self.requests.lost_tenure()
             case events.AttemptsGranted():
                 self.granted |= {(each.spec.id, each.claim): None for each in event.attempts}
+            case events.ScheduleNoted():
+                self.world.timetable.reported(event)
             case events.ClusterConnected() | events.ClusterDisconnected():
                 self._connected = isinstance(event, events.ClusterConnected)
             case events.AttemptsLost():
@@ -435,6 +437,12 @@ class WatchedEngine(ModelEngine):
     """Tells the watch what becomes of states."""
 
     watch: SharedWatch
+    timetable: Timetable
+    silent_ns = LEASE_NS
+
+    def note_seen(self, name: str, kind: Any, *, task: str = "", **how: Any) -> None:
+        super().note_seen(name, kind, task=task, **how)
+        self.timetable.ended.append(self.board.seen[-1][1])
 
     def state_save(self, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None:
         super().state_save(key, value, ttl_ns=ttl_ns)
@@ -495,7 +503,9 @@ class ClusterWorld:
         self.nodes = [Node(self, number) for number in range(self.rng.randint(1, 3))]
         self._tasks = 0
         self.pool = POOL
+        self.puts = seed // len(KINDS) % 4 == 2
         self.timetable = Timetable(self, used=seed // len(KINDS) % 2 == 0)
+        self.engine.timetable = self.timetable
 
     # -- time ---------------------------------------------------------------------------------
 
@@ -542,6 +552,7 @@ class ClusterWorld:
 
     def _plan(self) -> None:
         rng, faults = self.rng, self.faults
+        self.timetable.plan()
         narrow = TargetPolicy(max_concurrent=PLACES)
         retry = RetryPolicy(2, BackoffPolicy(base_ns=20 * MS, max_ns=200 * MS))
         policy = ClusterPolicy(
@@ -707,7 +718,7 @@ class ClusterWorld:
         left += [f"lock {name}" for name in self.engine.board.locks]
         version = self.engine.policy().version
         known = all(node.up and node.fleet._claims.rules.version == version for node in self.nodes)
-        rests = not left and known and self.timetable.is_paused
+        rests = not left and known and self.timetable.is_paused and self.timetable.all_told
         if rests and all(node.up and node.fleet.phase == Phase.UP for node in self.nodes):
             for node in self.nodes:
                 node.over = True
@@ -743,6 +754,7 @@ class ClusterWorld:
         assert self.accepted.keys() == self.finals.keys()
         assert not list(self.engine.board.claimed()), "claims are left"
         self.timetable.check()
+        self.timetable.check_results()
 
     # -- what must hold -----------------------------------------------------------------------
 
@@ -781,6 +793,7 @@ class ClusterWorld:
         act.TellCluster: Node.to_sidecar,
         act.AskStates: Node.to_sidecar,
         act.AskLocks: Node.to_sidecar,
+        act.NewsTold: Node.to_sidecar,
         act.ServeClients: Node.serve,
     }
 

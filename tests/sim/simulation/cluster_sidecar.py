@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from musterd.ipc.wire.messages import TaskSpec
-from musterd.ipc.wire.node_messages import SharedPolicy, SidecarMessage
+from musterd.ipc.wire.node_messages import NewsTold, SharedPolicy, SidecarMessage
 from musterd.supervisor.cluster.claimer import Claimer
 from musterd.supervisor.cluster.engine import (
     ClusterPolicy,
@@ -115,6 +115,7 @@ class Sidecar:
             return
         world.trace.append((world.now_ns, f"{self._node.name} =>", event))
         both = isinstance(event, Leave | events.Ticked)
+        of = self._scheduler if isinstance(event, NewsTold) else of
         for core in (self._claimer, self._scheduler):
             if core is (of or self._claimer) or both:
                 self._do(core, core.handle(self._node.now_ns, event))

@@ -1,24 +1,31 @@
 """Schedules of a simulated cluster: each due time is run once, whoever dies.
 
-`steady` runs at each instant, also late ones and beside each other. `single` waits for its last
-run, and leaves out what it missed.
+`steady` runs at each instant, also late ones and beside each other; in some worlds it is put at run
+time. `single` waits for its last run, and leaves out what it missed. Each of its results is another
+one, so each is a change: none is lost, and none is told twice as new.
 """
 
 from __future__ import annotations
 
+from random import Random
 from typing import TYPE_CHECKING
 
 from musterd.ipc.wire.messages import UNKNOWN_TASK
+from musterd.supervisor.cluster.added import added
 from musterd.supervisor.cluster.engine import DueSchedule, Run, ScheduleCard, Settled
-from musterd.supervisor.core.model.policy import SchedulePolicy
+from musterd.supervisor.cluster.watching import CHANGED, RECOVERED, STALE, SeenRun
+from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.policy import SchedulePolicy, WatchPolicy
 from musterd.supervisor.core.model.shared import card_of
 from musterd.supervisor.core.model.timing import Every
-from simulation.profile import METHODS, MS
+from musterd.supervisor.core.model.watching import UNTOLD_MAX
+from simulation.profile import METHODS, MS, SEC
 
 if TYPE_CHECKING:
     from simulation.cluster import ClusterWorld
 
 STEADY_NS, SINGLE_NS = 700 * MS, 300 * MS
+STALE_AFTER = WatchPolicy().stale
 
 
 class Timetable:
@@ -28,17 +35,51 @@ class Timetable:
         self.begun_ns: dict[str, int] = {}  # the instant from which on each must run
         self.instants: dict[str, dict[int, str]] = {}  # of each schedule: its runs
         self.refused: dict[int, None] = {}
+        self.puts = used and world.puts
+        self.deleted: dict[str, None] = {}
         self.lost_races = 0
         self.is_paused = False
+        self.ended: list[SeenRun] = []  # of `single`, in the order of their ends
+        # Changes and other news by their numbers in the cluster: how often they were told as new,
+        # and how often as perhaps told before.
+        self.told: dict[int, list[int]] = {}
+        self.retold = 0
 
     @property
     def cards(self) -> tuple[ScheduleCard, ...]:
         if not self.used:
             return ()
-        task = f"{self._world.pool}.{METHODS[0]}"
-        steady = SchedulePolicy("steady", task, Every(STEADY_NS), overlap=True, catch_up="all")
-        single = SchedulePolicy("single", task, Every(SINGLE_NS), notify=True)
-        return (card_of(steady), card_of(single))
+        single = SchedulePolicy("single", self._task, Every(SINGLE_NS), notify=True)
+        cards = (card_of(self._steady), card_of(single))
+        return cards[1:] if self.puts else cards
+
+    @property
+    def _task(self) -> str:
+        return f"{self._world.pool}.{METHODS[0]}"
+
+    @property
+    def _steady(self) -> SchedulePolicy:
+        every = Every(STEADY_NS)
+        return SchedulePolicy("steady", self._task, every, overlap=True, catch_up="all")
+
+    def plan(self) -> None:
+        """Put a schedule at run time, in some worlds; and another one that is deleted soon."""
+        if not self.puts:
+            return
+        how = Random(self._world.seed)
+        self._world.after(how.randrange(3 * SEC), self._put, [self._steady], how)
+        brief = SchedulePolicy("brief", self._task, Every(SINGLE_NS))
+        at_ns = how.randrange(3 * SEC)
+        self._world.after(at_ns, self._put, [brief], how)
+        self._world.after(at_ns + how.randrange(2 * SEC), self._delete, "brief")
+
+    def _put(self, policies: list[SchedulePolicy], how: Random) -> None:
+        schedules = added([(policy, b"") for policy in policies], how)
+        assert self._world.engine.put(schedules) == []
+
+    def _delete(self, name: str) -> None:
+        assert self._world.engine.delete([name]) == []
+        self.deleted[name] = None
 
     def settled(self, due: DueSchedule, runs: list[Run], result: Settled | None) -> None:
         """A node has settled a schedule, or was too late; the engine has the effect already."""
@@ -47,7 +88,8 @@ class Timetable:
             return
         world = self._world
         known = self.instants.setdefault(due.name, {})
-        self.begun_ns.setdefault(due.name, due.now_ns)
+        self.begun_ns.setdefault(due.name, due.last_ns or due.now_ns)
+        assert due.name not in self.deleted, f"{due.name} is settled after it was deleted"
         if due.name == "single" and runs:
             before = [id_ for id_ in known.values() if id_ in world.engine.board.live]
             assert not before, f"{runs[0].spec.id} is submitted beside {before}"
@@ -61,11 +103,56 @@ class Timetable:
             known[run.instant_ns] = run.spec.id
             world.accepted[run.spec.id] = None
 
+    # -- results ------------------------------------------------------------------------------
+
+    @property
+    def all_told(self) -> bool:
+        """Whether every run is judged, and people were alerted of all that this has found."""
+        board = self._world.engine.board
+        return not board.seen and all(each.number in board.told for each in board.changes)
+
+    def reported(self, event: events.ScheduleNoted) -> None:
+        """A supervisor reports news of a schedule's results, and alerts people of it."""
+        if event.change:
+            told = self.told.setdefault(event.change, [0, 0])
+            told[event.again] += 1
+            self.retold += event.again
+            assert told[0] <= 1, f"{event} is told twice as new"
+
+    def check_results(self) -> None:
+        """Check that each result was compared with the one before, and that all was told."""
+        board = self._world.engine.board
+        expected, before, failures = [], "", 0
+        for run in self.ended:
+            if run.kind == "anew":
+                before = ""
+            elif run.kind == "failed":
+                failures += 1
+                if failures == STALE_AFTER:
+                    expected.append((STALE, run.task, ""))
+            else:
+                if failures >= STALE_AFTER:
+                    expected.append((RECOVERED, run.task, ""))
+                failures = 0
+                if before:
+                    expected.append((CHANGED, run.task, before))
+                before = run.task
+        kept = board.history.get("single", {})
+        assert [each[:2] for each in expected] == [
+            (each.event, each.task) for each in board.changes
+        ]
+        for (_, task, former), note in zip(expected, board.changes, strict=True):
+            if note.entry in kept and note.before in kept:
+                assert (kept[note.before].task, kept[note.entry].task) == (former, task)
+        assert len(kept) <= WatchPolicy().keep + UNTOLD_MAX
+        for note in board.changes:
+            assert sum(self.told.get(note.number, ())) >= 1, f"{note} was told by nobody"
+
     def pause(self) -> None:
         """Let nothing more run; what is due is settled or not, and stays so."""
         self.is_paused = True
-        for card in self.cards:
-            self._world.engine.pause(card.name, paused=True)
+        for view in self._world.engine.schedules():
+            self._world.engine.pause(view.due.name, paused=True)
 
     def check(self) -> None:
         """Check that no instant of `steady` is missing, and that all others are counted."""

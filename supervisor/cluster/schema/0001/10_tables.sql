@@ -11,7 +11,7 @@
 --   forgetting lanes  advisory (8, 0): shared by who puts tasks into lanes, exclusive for who forgets
 --   lanes     new rows of `lane`, in the order of (pool, level, target, class, on_open)
 --   tasks     rows of `live`, in the order of their ids
---   results   rows of `digest`, in the order of the schedules
+--   results   rows of `watched`, in the order of the schedules
 --   sites     rows of `site`, in the order of the targets; a claim never waits for one (SKIP LOCKED)
 --   states    rows of `state`, in the order of the keys
 --   good      rows of `good`, in the order of (name, key)
@@ -88,7 +88,7 @@ CREATE INDEX lane_class ON lane (class, level) WHERE class <> '' AND state = 'p'
 -- What a submit may leave out. NULL as a whole: it left out everything.
 CREATE TYPE opts AS (
   timeout_ns bigint, max_retries int, delay_ns bigint, expires_ns bigint, cache_ns bigint,
-  debounce_ns bigint, fallback bytea, fallback_on text, policy text, on_open text);
+  debounce_ns bigint, fallback bytea, fallback_on text, policy text, on_open text, watch bytea);
 CREATE TYPE failed AS (attempt int, at timestamptz, worker text, failure bytea);
 
 -- Columns stand by their width, which saves padding: a claim writes a whole row once more.
@@ -200,17 +200,9 @@ CREATE TABLE schedule (
   turn bigint NOT NULL DEFAULT 0,       -- fences: it is another one after each settlement
   last_ns bigint NOT NULL DEFAULT 0, next_ns bigint DEFAULT 0, memory bytea NOT NULL DEFAULT '',
   runs bigint NOT NULL DEFAULT 0, skipped bigint NOT NULL DEFAULT 0,
-  task text COLLATE "C", ran_ns bigint NOT NULL DEFAULT 0);  -- the newest run
--- The last result of a schedule whose changes are noted; '': none yet. A table of its own: who
--- settles a schedule holds its row while it submits.
-CREATE TABLE digest (schedule text COLLATE "C" PRIMARY KEY, digest text NOT NULL);
-CREATE TABLE change (
-  number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, schedule text COLLATE "C" NOT NULL,
-  task text NOT NULL, digest text NOT NULL, at timestamptz NOT NULL,
-  announced bigint, xact xid8 NOT NULL DEFAULT pg_current_xact_id());
-CREATE INDEX change_xact ON change (xact);
-CREATE INDEX change_at ON change (at);
-
+  task text COLLATE "C", ran_ns bigint NOT NULL DEFAULT 0,  -- the newest run
+  added bool NOT NULL DEFAULT false,    -- at run time, and not by a policy
+  section bytea NOT NULL DEFAULT '');   -- its keys as they were given then
 -- What metrics show of the whole cluster, as one of the nodes saw it last (statistics_1).
 CREATE TABLE figures (
   one bool PRIMARY KEY DEFAULT true CHECK (one), at timestamptz NOT NULL, doc text NOT NULL,

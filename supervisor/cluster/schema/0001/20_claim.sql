@@ -4,7 +4,7 @@ CREATE TYPE granted AS (
   id text, claim bigint, attempt int, crashes int, interruptions int, class text, probe bool,
   expires_in bigint, name text, args bytea, priority smallint, target text, key text,
   timeout_ns bigint, max_retries int, delay_ns bigint, expires_ns bigint, cache_ns bigint,
-  debounce_ns bigint, fallback bytea, fallback_on text, policy text, on_open text);
+  debounce_ns bigint, fallback bytea, fallback_on text, policy text, on_open text, watch bytea);
 
 -- What a retry budget has, after time has earned its part.
 CREATE FUNCTION budget_at(s site, now_ timestamptz) RETURNS site LANGUAGE plpgsql STABLE AS $$
@@ -145,7 +145,7 @@ BEGIN
     CASE WHEN t.expires_at IS NULL THEN 0 ELSE greatest(1, ns(t.expires_at - now_)) END,
     t.name, t.args, t.priority, l.target, t.key, (t.opts).timeout_ns, (t.opts).max_retries,
     (t.opts).delay_ns, (t.opts).expires_ns, (t.opts).cache_ns, (t.opts).debounce_ns,
-    (t.opts).fallback, (t.opts).fallback_on, (t.opts).policy, (t.opts).on_open
+    (t.opts).fallback, (t.opts).fallback_on, (t.opts).policy, (t.opts).on_open, (t.opts).watch
   FROM taken t ORDER BY t.seq;
   IF s.limited OR s.state = 'half-open' OR c.name IS NOT NULL THEN
     PERFORM set_config('synchronous_commit', current_setting('musterd.synchronous_commit'), true);
@@ -183,7 +183,7 @@ BEGIN
     t.name, t.args, t.priority, y.target, t.key, (t.opts).timeout_ns,
     (t.opts).max_retries, (t.opts).delay_ns, (t.opts).expires_ns, (t.opts).cache_ns,
     (t.opts).debounce_ns, (t.opts).fallback, (t.opts).fallback_on, (t.opts).policy,
-    (t.opts).on_open
+    (t.opts).on_open, (t.opts).watch
   FROM taken t JOIN lane y ON y.lane = t.lane LEFT JOIN stands ON true ORDER BY t.o, t.seq;
   GET DIAGNOSTICS reached = ROW_COUNT;
   IF p_older IS NOT NULL THEN RETURN; END IF;
@@ -284,7 +284,7 @@ BEGIN
             t.name, t.args, t.priority, y.target, t.key, (t.opts).timeout_ns,
             (t.opts).max_retries, (t.opts).delay_ns, (t.opts).expires_ns, (t.opts).cache_ns,
             (t.opts).debounce_ns, (t.opts).fallback, (t.opts).fallback_on, (t.opts).policy,
-            (t.opts).on_open
+            (t.opts).on_open, (t.opts).watch
           FROM taken t JOIN lane y ON y.lane = t.lane ORDER BY t.o, t.seq;
           GET DIAGNOSTICS got = ROW_COUNT;
           wanted := wanted - got;

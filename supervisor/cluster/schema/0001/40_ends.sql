@@ -17,35 +17,6 @@ END $$;
 CREATE FUNCTION schedule_of(p_id text) RETURNS text LANGUAGE sql IMMUTABLE AS
   $$ SELECT substr(p_id, 2, length(p_id) - 1 - position('.' IN reverse(p_id))) $$;
 
--- Lock the last results of the schedules that made these tasks, or tasks that joined them.
-CREATE FUNCTION lock_digests(p_ids text[]) RETURNS void LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE keys text[]; names text[];
-BEGIN
-  SELECT array_agg(DISTINCT x.key) INTO keys FROM live x WHERE x.id = ANY (p_ids);
-  SELECT array_agg(s.name ORDER BY s.name) INTO names FROM schedule s
-  WHERE s.notify AND s.name IN (
-    SELECT schedule_of(u.i) FROM unnest(p_ids) u(i) WHERE u.i LIKE '@%'
-    UNION SELECT schedule_of(x.id) FROM live x WHERE x.key = ANY (keys) AND left(x.id, 1) = '@');
-  IF names IS NULL THEN RETURN; END IF;
-  INSERT INTO digest SELECT n, '' FROM unnest(names) n ORDER BY n COLLATE "C" ON CONFLICT DO NOTHING;
-  PERFORM FROM digest d WHERE d.schedule = ANY (names) ORDER BY d.schedule FOR UPDATE;
-END $$;
-
--- Note the result of a run, and whether it has changed. lock_digests was called before.
-CREATE FUNCTION note_result(p_id text, p_value bytea) RETURNS void LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-DECLARE name_ text := schedule_of(p_id); new_ text := encode(sha256(p_value), 'hex'); before text;
-BEGIN
-  IF NOT EXISTS (SELECT FROM schedule s WHERE s.name = name_ AND s.notify) THEN RETURN; END IF;
-  SELECT d.digest INTO before FROM digest d WHERE d.schedule = name_ FOR UPDATE;
-  IF NOT FOUND OR before = new_ THEN RETURN; END IF;
-  UPDATE digest d SET digest = new_ WHERE d.schedule = name_;
-  IF before <> '' THEN
-    INSERT INTO change (schedule, task, digest, at) VALUES (name_, p_id, new_, clock());
-  END IF;
-END $$;
-
 -- The last good result of such a task; NULL if there is none.
 CREATE FUNCTION last_good(p_name text, p_key text, p_args bytea, p_owner oid) RETURNS bytea
 LANGUAGE sql STABLE AS $$
@@ -91,9 +62,7 @@ BEGIN
     v.owner, v.name, v.priority, v.key, v.args, v.opts, v.failures, CASE WHEN v.tenure IS NOT NULL
       THEN node_of(v.tenure) ELSE coalesce(v.failures[cardinality(v.failures)].worker, '') END);
   INSERT INTO tally VALUES (l.pool, -1);
-  IF v.id LIKE '@%' AND e.state = 4 AND e.source IN ('-', 'c') THEN
-    PERFORM note_result(v.id, e.value);
-  END IF;
+  IF v.id LIKE '@%' THEN PERFORM note_run(v.id, v.opts, e, v.error); END IF;
   RETURN (v.id, v.waiter, e.state, NULL::int, v.held, v.held_class)::told;
 END $$;
 
@@ -200,7 +169,8 @@ END $$;
 -- task can be claimed again. kinds: 0 succeeded, 1 failed, 2 untouched, 3 interrupted, 4 crashed.
 CREATE FUNCTION finish_1(p_tenure int, p_ids text[], p_claims bigint[], p_kinds smallint[],
   p_values bytea[], p_runs bigint[], p_failures bytea[], p_errors text[], p_unwell bool[],
-  p_afters bigint[], p_retries bigint[], p_patience bigint[], p_clears text[], p_keeps bool[])
+  p_afters bigint[], p_retries bigint[], p_patience bigint[], p_clears text[], p_keeps bool[],
+  p_views bytea[])
 RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE u record; v live; l lane; node_ text := node_of(p_tenure); s site; slow bool; cleared text[];
@@ -216,7 +186,6 @@ BEGIN
   IF slow THEN
     PERFORM FROM live x
     WHERE x.id = ANY (p_ids) AND x.state + 0 = 1 AND x.tenure = p_tenure ORDER BY x.id FOR UPDATE;
-    PERFORM lock_digests(p_ids);
   END IF;
   -- Most ends concern nobody else: all of them in one statement, in the order of their ids.
   RETURN QUERY
@@ -245,9 +214,9 @@ BEGIN
   -- The others one by one, in the order of their sites, which they may have to lock.
   FOR u IN
     SELECT e.* FROM unnest(p_ids, p_claims, p_kinds, p_values, p_runs, p_failures, p_errors,
-      p_unwell, p_afters, p_retries, p_patience, p_clears, p_keeps)
+      p_unwell, p_afters, p_retries, p_patience, p_clears, p_keeps, p_views)
       AS e(id, claim, kind, value, run_ns, failure, error, unwell, retry_after, retry_ns, patience,
-        clears, keeps)
+        clears, keeps, view)
     JOIN live x ON x.id = e.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = e.claim
     JOIN lane y ON y.lane = x.lane
     ORDER BY y.target, e.id
@@ -272,6 +241,7 @@ BEGIN
       END IF;
       RETURN QUERY SELECT * FROM end_task(v, (4, coalesce(u.value, ''), NULL, NULL, v.attempt,
         u.run_ns, '-')::ending, false);
+      IF u.view IS NOT NULL THEN PERFORM note_view(u.id, u.view); END IF;
     ELSIF u.kind = 1 THEN
       RETURN QUERY SELECT * FROM attempt_failed(v, l, u.failure, u.error, u.run_ns, u.retry_ns,
         u.patience, u.unwell);

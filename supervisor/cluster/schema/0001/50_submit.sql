@@ -25,6 +25,7 @@ CREATE FUNCTION bad(s sent) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     WHEN (s.opts).fallback_on NOT IN ('', 'open', 'failure') THEN 'fallback_on is open or failure'
     WHEN (s.opts).on_open NOT IN ('', 'wait', 'fail', 'fallback')
       THEN 'on_open is wait, fail or fallback'
+    WHEN octet_length((s.opts).watch) > 8192 THEN 'its rules of what is watched take more than 8 KiB'
     WHEN length((s.opts).policy) > 32 THEN 'its class has more than 32 characters' END $$;
 
 -- Delays beyond a hundred years are a hundred years: an interval has an end.
@@ -151,6 +152,8 @@ BEGIN
       VALUES (s.id, clock(), e.state, e.value, e.failure, e.error, e.attempts, 0, e.run_ns, 'c',
         nextval('seq'), s.pool, s.target, s.class, clock(), s.waiter, s.owner, s.name, s.priority,
         s.key, s.args, s.opts);
+      e.source := 'c';
+      IF s.id LIKE '@%' THEN PERFORM note_run(s.id, s.opts, e, NULL); END IF;
       RETURN NEXT (s.o, 'answered', NULL, NULL, 0, e, NULL, NULL, NULL)::verdict;
       CONTINUE;
     END IF;
@@ -266,7 +269,7 @@ END $$;
 CREATE FUNCTION submit_1(p_ids text[], p_names text[], p_args bytea[], p_priorities smallint[],
   p_targets text[], p_keys text[], p_timeouts bigint[], p_retries int[], p_delays bigint[],
   p_expires bigint[], p_caches bigint[], p_debounces bigint[], p_fallbacks bytea[],
-  p_fallback_ons text[], p_policies text[], p_on_opens text[], p_waiter bigint, p_resend bool)
+  p_fallback_ons text[], p_policies text[], p_on_opens text[], p_watches bytea[], p_waiter bigint, p_resend bool)
 RETURNS TABLE (o int, verdict text, code text, why text, retry_ns bigint, state smallint,
   value bytea, failure bytea, attempts int, run_ns bigint, source "char", lanes int[], low bigint,
   hasten text[]) LANGUAGE plpgsql AS $$
@@ -278,13 +281,14 @@ BEGIN
   END IF;
   SELECT array_agg((u.o, u.id, u.name, u.args, coalesce(u.priority, 2), coalesce(u.target, ''),
     keys || u.key, CASE WHEN num_nonnulls(u.timeout, u.retries, u.delay, u.expires, u.cache, u.debounce,
-      u.fallback, u.fallback_on, u.policy, u.on_open) > 0 THEN (u.timeout, u.retries, u.delay,
-      u.expires, u.cache, u.debounce, u.fallback, u.fallback_on, u.policy, u.on_open)::opts END,
+      u.fallback, u.fallback_on, u.policy, u.on_open, u.watch) > 0 THEN (u.timeout, u.retries, u.delay,
+      u.expires, u.cache, u.debounce, u.fallback, u.fallback_on, u.policy, u.on_open,
+      u.watch)::opts END,
     p_waiter, owner_, NULL, NULL, NULL, NULL)::sent) INTO all_
   FROM unnest(p_ids, p_names, p_args, p_priorities, p_targets, p_keys, p_timeouts, p_retries,
     p_delays, p_expires, p_caches, p_debounces, p_fallbacks, p_fallback_ons, p_policies,
-    p_on_opens) WITH ORDINALITY AS u(id, name, args, priority, target, key, timeout, retries, delay,
-      expires, cache, debounce, fallback, fallback_on, policy, on_open, o);
+    p_on_opens, p_watches) WITH ORDINALITY AS u(id, name, args, priority, target, key, timeout, retries, delay,
+      expires, cache, debounce, fallback, fallback_on, policy, on_open, watch, o);
   RETURN QUERY SELECT t.o, t.verdict, t.code, t.why, t.retry_ns, (t.e).state, (t.e).value,
     (t.e).failure, (t.e).attempts, (t.e).run_ns, (t.e).source, t.lanes, t.low, t.hasten
   FROM take_in(all_, p_resend, false) t;

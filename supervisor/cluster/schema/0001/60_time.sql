@@ -354,6 +354,7 @@ BEGIN
   DELETE FROM state s WHERE s.ctid = ANY (ARRAY(
     SELECT x.ctid FROM state x WHERE x.until <= now_ LIMIT 1000 FOR UPDATE SKIP LOCKED));
   DELETE FROM change c WHERE c.at < week;
+  PERFORM tidy_seen();
 END $$;
 
 -- Those of the lanes in which no task is, at most 5,000. State 1 has no index for lanes: it has few

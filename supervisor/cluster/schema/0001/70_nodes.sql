@@ -171,7 +171,7 @@ BEGIN
 END $$;
 
 CREATE FUNCTION beat_1(p_tenure int) RETURNS TABLE (epoch text, policy int, draining bool,
-  cancel text[]) LANGUAGE plpgsql AS $$
+  cancel text[], scheduled int) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE n node := tenured(p_tenure);
 BEGIN
@@ -183,7 +183,7 @@ BEGIN
   END IF;
   RETURN QUERY SELECT epoch(), applied(), n.draining, (
     SELECT array_agg(v.id ORDER BY v.id) FROM live v
-    WHERE v.state = 1 AND v.tenure = p_tenure AND v.cancel);
+    WHERE v.state = 1 AND v.tenure = p_tenure AND v.cancel), scheduled();
 END $$;
 
 -- Register running claims after a restart of the server; return the ids that are lost (state -1).

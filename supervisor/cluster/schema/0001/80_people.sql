@@ -287,15 +287,6 @@ CREATE FUNCTION due_1() RETURNS TABLE (name text, plan bytea, turn bigint, last_
   SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, run_alive(s.name)
   FROM schedule s WHERE s.next_ns <= wall_ns() AND NOT s.paused ORDER BY s.name $$;
 
-CREATE FUNCTION schedules_1() RETURNS TABLE (name text, plan bytea, turn bigint, last_ns bigint,
-  now_ns bigint, memory bytea, alive text, next_ns bigint, paused bool, notify bool, runs bigint,
-  skipped bigint, task text, ran_ns bigint, state smallint) LANGUAGE sql STABLE AS $$
-  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, run_alive(s.name), s.next_ns,
-    s.paused, s.notify, s.runs, s.skipped, coalesce(s.task, ''), s.ran_ns, coalesce(
-      (SELECT v.state FROM live v WHERE v.id = s.task),
-      (SELECT d.state FROM done d WHERE d.id = s.task ORDER BY d.finished_at DESC LIMIT 1))
-  FROM schedule s ORDER BY s.name $$;
-
 -- Move a schedule on from a turn; the node submits its runs in the same transaction. False: another
 -- node was first.
 CREATE FUNCTION settle_1(p_name text, p_turn bigint, p_last bigint, p_next bigint, p_memory bytea,
@@ -306,7 +297,10 @@ BEGIN
     skipped = s.skipped + p_skipped
   WHERE s.name = p_name AND s.turn = p_turn;
   IF NOT FOUND THEN RETURN false; END IF;
-  IF p_anew THEN DELETE FROM digest d WHERE d.schedule = p_name; END IF;
+  IF p_anew THEN
+    INSERT INTO ended_run (schedule, kind, task, at, digest)
+    SELECT s.name, 2, '', clock(), '' FROM schedule s WHERE s.name = p_name AND s.notify;
+  END IF;
   RETURN true;
 END $$;
 
@@ -327,32 +321,4 @@ BEGIN
     next_ns = CASE WHEN p_paused OR s.next_ns IS NULL THEN s.next_ns ELSE 0 END
   WHERE s.name = p_name AND s.paused <> p_paused;
   RETURN FOUND OR EXISTS (SELECT FROM schedule s WHERE s.name = p_name);
-END $$;
-
--- Changes since a snapshot, each once, whatever order the transactions had; without one, the newest
--- of each schedule.
-CREATE FUNCTION changes_1(p_after text) RETURNS TABLE (after text, numbers bigint[],
-  schedules text[], tasks text[], digests text[], announced bool[]) LANGUAGE plpgsql STABLE AS $$
-#variable_conflict use_column
-DECLARE since pg_snapshot := nullif(p_after, '')::pg_snapshot;
-BEGIN
-  RETURN QUERY SELECT pg_current_snapshot()::text, array_agg(c.number ORDER BY c.number),
-    array_agg(c.schedule ORDER BY c.number), array_agg(c.task ORDER BY c.number),
-    array_agg(c.digest ORDER BY c.number), array_agg(c.announced IS NOT NULL ORDER BY c.number)
-  FROM (
-    (SELECT DISTINCT ON (x.schedule) x.* FROM change x WHERE since IS NULL
-     ORDER BY x.schedule, x.number DESC LIMIT 1000)
-    UNION ALL
-    (SELECT x.* FROM change x WHERE x.xact >= pg_snapshot_xmin(since)
-       AND NOT pg_visible_in_snapshot(x.xact, since)
-     ORDER BY x.number DESC LIMIT 1000)) c;
-END $$;
-
--- True for one token, also when it asks again.
-CREATE FUNCTION announce_1(p_number bigint, p_token bigint) RETURNS bool LANGUAGE plpgsql AS $$
-#variable_conflict use_column
-BEGIN
-  UPDATE change c SET announced = p_token WHERE c.number = p_number
-    AND coalesce(c.announced, p_token) = p_token;
-  RETURN FOUND;
 END $$;

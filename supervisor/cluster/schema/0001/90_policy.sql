@@ -1,7 +1,8 @@
 -- The policy of all nodes: applied as a whole, versioned, and spread over tables that are read fast.
 
-CREATE FUNCTION policy_1() RETURNS TABLE (version int, doc bytea) LANGUAGE sql STABLE AS
-  'SELECT p.version, p.doc FROM policy p ORDER BY p.version DESC LIMIT 1';
+CREATE FUNCTION policy_1() RETURNS TABLE (version int, doc bytea, scheduled int)
+LANGUAGE sql STABLE AS
+  'SELECT p.version, p.doc, scheduled() FROM policy p ORDER BY p.version DESC LIMIT 1';
 
 CREATE FUNCTION set_target(p_target text, t jsonb) RETURNS void LANGUAGE sql AS $$
   INSERT INTO target VALUES (p_target, t ->> 'policy', t ->> 'on_open', t ->> 'fallback_on',
@@ -19,13 +20,13 @@ BEGIN
   FROM jsonb_each(doc -> 'classes') c;
   PERFORM set_target('*', doc -> 'target');
   PERFORM set_target(t.key, t.value) FROM jsonb_each(doc -> 'targets') t;
-  DELETE FROM schedule s WHERE s.name NOT IN (
+  DELETE FROM schedule s WHERE NOT s.added AND s.name NOT IN (
     SELECT x ->> 'name' FROM jsonb_array_elements(doc -> 'schedules') x);
   INSERT INTO schedule AS s (name, plan, notify)
   SELECT x ->> 'name', decode(x ->> 'plan', 'base64'), (x ->> 'notify')::bool
   FROM jsonb_array_elements(doc -> 'schedules') x
   ON CONFLICT (name) DO UPDATE SET notify = EXCLUDED.notify, plan = EXCLUDED.plan,
-    turn = s.turn + (s.plan <> EXCLUDED.plan)::int,
+    added = false, section = '', turn = s.turn + (s.plan <> EXCLUDED.plan)::int,
     next_ns = CASE WHEN s.plan <> EXCLUDED.plan THEN 0 ELSE s.next_ns END;
 END $$;
 
@@ -71,8 +72,7 @@ BEGIN
     (doc -> 'cache' ->> 'debounce')::bool, (doc -> 'cache' ->> 'entries')::int, doc -> 'breaker',
     jsonb_path_exists(doc, '$.** ? (@.window > 0)'));
   PERFORM FROM live v WHERE v.state = 1 ORDER BY v.id FOR UPDATE;
-  DELETE FROM digest d WHERE d.schedule IN (SELECT x.schedule FROM digest x WHERE NOT EXISTS (
-    SELECT FROM schedule s WHERE s.name = x.schedule AND s.notify) ORDER BY 1 FOR UPDATE);
+  PERFORM forget_results();
   PERFORM follow_sites();
   UPDATE live v SET held = (SELECT s.target FROM site s WHERE s.target = l.target),
     held_class = (SELECT c.name FROM class c WHERE c.name = l.class AND c.max_concurrent > 0)

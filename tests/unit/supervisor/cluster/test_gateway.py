@@ -20,8 +20,6 @@ from musterd.supervisor.cluster import gateway as gateway_module
 from musterd.supervisor.cluster.calls import PAUSE_MAX_NS, PAUSE_NS
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
-    Changed,
-    ChangeNote,
     Ended,
     Fetched,
     ProgressMark,
@@ -45,6 +43,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     TellChange,
 )
 from musterd.supervisor.cluster.watches import LOOK_NS
+from musterd.supervisor.cluster.watching import Changed, ChangeNote
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import (
     Acknowledge,

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.history import HistoryEntry
 from musterd.ipc.wire.messages import BATCH_BYTES_MAX, QUEUE_FULL, Rejection, TaskDeclaration
-from musterd.ipc.wire.node_messages import PoolCard, ScheduleNews, SharedPolicy
+from musterd.ipc.wire.node_messages import Content, NewsTold, PoolCard, ScheduleNews, SharedPolicy
 from musterd.supervisor.cluster import engine
+from musterd.supervisor.cluster.results import CONFIRM_NS
 from musterd.supervisor.cluster.scheduler import (
     REPORT_GAP_NS,
     Memory,
@@ -25,6 +27,15 @@ from musterd.supervisor.cluster.sidecar_events import (
     Leave,
     Standing,
     Tell,
+)
+from musterd.supervisor.cluster.watching import (
+    CHANGED,
+    STALE,
+    Changed,
+    ChangeNote,
+    Judged,
+    SeenRun,
+    WatchedSchedule,
 )
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import SchedulePolicy
@@ -208,7 +219,9 @@ class Bench:
     def follow(self, *schedules: SchedulePolicy, version: int = 1) -> list[object]:
         cards = tuple([card_of(each) for each in schedules])
         self.feed(Standing(version, (CARD,)))
-        return self.answer("policy", engine.PolicyView(version, ClusterPolicy(schedules=cards)))
+        level = max([1 + each.notify for each in schedules], default=0)
+        policy = ClusterPolicy(schedules=cards)
+        return self.answer("policy", engine.PolicyView(version, policy, level))
 
 
 @pytest.fixture
@@ -260,6 +273,20 @@ def test_without_schedules_nothing_is_asked(bench: Bench) -> None:
     bench.pass_ns(10 * SECOND_NS)
     assert bench.calls == {}
     assert bench.scheduler.next_deadline() is None
+
+
+def test_schedules_that_were_added_are_looked_at_when_a_heartbeat_tells_of_them(
+    bench: Bench,
+) -> None:
+    bench.follow()
+    bench.feed(Standing(1, (CARD,), 1))
+    assert bench.calls.keys() == {"due"}
+    bench.feed(Standing(1, (CARD,), 2))
+    assert bench.calls.keys() == {"due", "changes", "watched"}
+    bench.answer("due", [])
+    bench.feed(Standing(1, (CARD,), 0))
+    bench.pass_ns(SECOND_NS)
+    assert "due" not in bench.calls
 
 
 def test_due_schedules_are_settled_one_after_the_other(bench: Bench) -> None:
@@ -329,35 +356,171 @@ def test_a_new_beginning_is_told(bench: Bench) -> None:
     assert (news.event, news.schedule) == ("schedule.reset", "kites")
 
 
-def note(number: int, *, announced: bool = False) -> engine.ChangeNote:
-    return engine.ChangeNote(number, "kites", f"@kites.{number}", "d", announced)
+def note(number: int, *, announced: bool = False) -> ChangeNote:
+    return ChangeNote(number, "kites", f"@kites.{number}", "d", announced, pool="p")
 
 
 def news_of(number: int, *, elsewhere: bool) -> ScheduleNews:
     task = f"@kites.{number}"
-    return ScheduleNews("task.changed", "kites", "p", task, "", 0, "d", elsewhere)
+    change = 0 if elsewhere else number
+    return ScheduleNews("task.changed", "kites", "p", task, "", 0, "d", elsewhere, change=change)
 
 
 def test_changes_are_told_and_one_node_announces_each(bench: Bench) -> None:
     bench.follow(changed(notify=True))
-    told = bench.answer("changes", engine.Changed((note(1, announced=True),), "a"))
+    told = bench.answer("changes", Changed((note(1, announced=True),), "a"))
     assert told == []  # it is old
     bench.pass_ns(SECOND_NS)
     assert bench.calls["changes"].arguments == ("a",)
     notes = (note(2, announced=True), note(3), note(4))
-    assert bench.answer("changes", engine.Changed(notes, "b")) == [news_of(2, elsewhere=True)]
-    assert bench.answer("announce", True) == [news_of(3, elsewhere=False)]
+    assert bench.answer("changes", Changed(notes, "b")) == [news_of(2, elsewhere=True)]
+    assert bench.answer("announce", 1) == [news_of(3, elsewhere=False)]
     token = bench.calls["announce"].arguments
     bench.fail("announce")
     bench.pass_ns(SECOND_NS)
     assert bench.calls["announce"].arguments == token  # asked again: it may be ours already
-    assert bench.answer("announce", False) == [news_of(4, elsewhere=True)]
+    assert bench.answer("announce", 0) == [news_of(4, elsewhere=True)]
 
 
 def test_a_change_that_nobody_announced_is_announced_by_the_next_node(bench: Bench) -> None:
     bench.follow(changed(notify=True))
-    bench.answer("changes", engine.Changed((note(1),), "a"))
-    assert bench.answer("announce", True) == [news_of(1, elsewhere=False)]
+    bench.answer("changes", Changed((note(1),), "a"))
+    assert bench.answer("announce", 1) == [news_of(1, elsewhere=False)]
+
+
+def with_content(number: int) -> ChangeNote:
+    return msgspec.structs.replace(note(number), entry=number, before=number - 1, at_ns=5)
+
+
+def entry(number: int, price: int) -> HistoryEntry:
+    return HistoryEntry(number, 5, "t", "d", msgspec.msgpack.encode({"price": price}))
+
+
+def test_a_change_is_told_with_both_results(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    bench.answer("changes", Changed((), "a"))
+    bench.pass_ns(SECOND_NS)
+    bench.answer("changes", Changed((with_content(2),), "b"))
+    assert bench.answer("announce", 1) == []
+    assert bench.calls["history"].arguments == ("kites", (1, 2))
+    bench.fail("history")
+    bench.pass_ns(SECOND_NS)
+    [news] = bench.answer("history", [entry(1, 49), entry(2, 39)])
+    assert isinstance(news, ScheduleNews)
+    assert (news.number, news.number_before, news.at_ns, news.change) == (2, 1, 5, 2)
+    content = msgspec.json.decode(news.content, type=Content)
+    assert content == Content("price 49 → 39", {"price": 49}, {"price": 39})
+
+
+def test_a_change_whose_results_are_gone_is_told_without(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    bench.answer("changes", Changed((with_content(2),), "a"))
+    bench.answer("announce", 1)
+    [news] = bench.answer("history", None)
+    assert isinstance(news, ScheduleNews)
+    assert msgspec.json.decode(news.content, type=Content) == Content()
+
+
+def test_what_people_were_alerted_of_is_noted_a_while_after_the_report(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    bench.answer("changes", Changed((note(1),), "a"))
+    bench.answer("untold", [])
+    bench.answer("announce", 1)
+    bench.pass_ns(2 * SECOND_NS)
+    assert "told" not in bench.calls
+    bench.feed(NewsTold(1))
+    bench.feed(NewsTold(7))  # of a sidecar before
+    assert "told" not in bench.calls
+    bench.pass_ns(CONFIRM_NS)
+    assert bench.calls["told"].arguments == ((1,),)
+    bench.fail("told")
+    bench.pass_ns(SECOND_NS)
+    assert bench.calls["told"].arguments == ((1,),)
+    bench.answer("told", None)
+    bench.pass_ns(3 * SECOND_NS)
+    assert "told" not in bench.calls
+
+
+def test_a_change_that_nobody_tells_is_taken_over_with_a_mark(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    bench.answer("changes", Changed((note(1),), "a"))
+    bench.answer("announce", 1)
+    bench.answer("untold", [note(1), note(2, announced=True)])
+    assert bench.calls["announce"].arguments[0] == 2  # the other is ours, and on its way
+    [news] = bench.answer("announce", 2)
+    assert isinstance(news, ScheduleNews)
+    assert (news.task, news.again, news.elsewhere) == ("@kites.2", True, False)
+
+
+def test_a_change_that_was_told_meanwhile_is_told_no_more(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    bench.answer("changes", Changed((), "a"))
+    bench.answer("untold", [note(1, announced=True)])
+    assert bench.answer("announce", 0) == []
+    bench.pass_ns(SECOND_NS)
+    assert "announce" not in bench.calls
+
+
+def test_a_change_of_which_two_looks_tell_is_announced_once(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    bench.answer("changes", Changed((note(1),), "a"))
+    bench.answer("untold", [note(1)])
+    assert bench.answer("announce", 1) == [news_of(1, elsewhere=False)]
+    assert "announce" not in bench.calls
+    bench.pass_ns(SECOND_NS)
+    bench.answer("changes", Changed((note(1),), "b"))
+    assert "announce" not in bench.calls
+
+
+def test_other_news_of_results_are_told_without_a_task(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    bench.answer("changes", Changed((), "a"))
+    bench.pass_ns(SECOND_NS)
+    stale = msgspec.structs.replace(note(3), event=STALE, reason="3 runs failed", count=3)
+    bench.answer("changes", Changed((stale,), "b"))
+    [news] = bench.answer("announce", 1)
+    assert news == ScheduleNews(STALE, "kites", "p", "", "3 runs failed", 3, "d", change=3)
+
+
+def watched(*runs: SeenRun, turn: int = 0, plan: bytes = b"") -> WatchedSchedule:
+    return WatchedSchedule(
+        "kites", plan or card_of(changed(notify=True)).plan, turn, b"", (), tuple(runs)
+    )
+
+
+def test_ended_runs_are_judged_and_changes_looked_for_at_once(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    bench.answer("changes", Changed((), "a"))
+    first = SeenRun(1, "good", "@kites.1", 5, "d1", b"\x01")
+    second = SeenRun(2, "good", "@kites.2", 6, "d2", b"\x02")
+    bench.answer("watched", [watched(first, second)])
+    [[verdict]] = bench.calls["judged"].arguments
+    assert isinstance(verdict, Judged)
+    assert (verdict.name, verdict.turn, verdict.runs) == ("kites", 0, (1, 2))
+    assert [(each.event, each.before, each.entry) for each in verdict.notes] == [(CHANGED, 1, 2)]
+    assert "watched" not in bench.calls
+    bench.answer("judged", ["kites"])
+    assert "changes" in bench.calls
+    assert "watched" in bench.calls
+
+
+def test_a_judgement_of_unknown_effect_is_not_repeated(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    run = SeenRun(1, "good", "@kites.1", 5, "d1", b"\x01")
+    bench.answer("watched", [watched(run)])
+    bench.fail("judged")
+    bench.pass_ns(2 * SECOND_NS)
+    assert "judged" not in bench.calls
+    bench.answer("watched", [])
+    assert "judged" not in bench.calls
+
+
+def test_results_of_a_schedule_that_cannot_be_read_are_left_to_others(bench: Bench) -> None:
+    bench.follow(changed(notify=True))
+    bench.answer("watched", [watched(SeenRun(1, "failed", "t", 5), plan=b"\xc1")])
+    assert "judged" not in bench.calls
+    bench.pass_ns(SECOND_NS)
+    assert bench.calls["watched"].arguments == (("kites",),)
 
 
 def test_without_notify_nobody_looks_for_changes(bench: Bench) -> None:

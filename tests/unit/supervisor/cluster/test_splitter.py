@@ -21,7 +21,7 @@ from musterd.ipc.wire.messages import (
     TaskView,
 )
 from musterd.supervisor.cluster import splitter as splitter_module
-from musterd.supervisor.cluster.engine import Changed, ChangeNote, Ended, Verdict
+from musterd.supervisor.cluster.engine import Ended, Verdict
 from musterd.supervisor.cluster.gateway import AWAY_NS, IDLE_POLL_NS, Gateway
 from musterd.supervisor.cluster.sidecar_events import (
     AdviceAsked,
@@ -41,6 +41,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     ViewAsked,
 )
 from musterd.supervisor.cluster.splitter import Splitter
+from musterd.supervisor.cluster.watching import Changed, ChangeNote
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import (
     Acknowledge,

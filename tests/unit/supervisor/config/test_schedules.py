@@ -118,17 +118,6 @@ def test_other_limits_keep_the_name_of_the_rules_and_another_field_does_not(writ
     assert names[0] == names[1] != names[2]
 
 
-@pytest.mark.parametrize("key", ["watch", "above"])
-def test_a_pool_that_a_cluster_shares_compares_results_as_they_are(write: Write, key: str) -> None:
-    value = {"watch": '["price"]', "above": "5"}[key]
-    text = (
-        SIMPLE + f'notify = "task.changed"\n{key} = {value}\n[cluster]\nurl = "postgresql://x/y"\n'
-    )
-    [found] = problems(write("a.toml", POOL + text))
-    assert f"schedule.promos.{key}" in found
-    assert "has no effect in a pool that a cluster shares" in found
-
-
 @pytest.mark.parametrize("cron", ["@daily", "@Hourly", "0 9 * * Sat-Sun"])
 def test_words_of_cron_and_ranges_over_the_end_of_the_week_are_taken(
     write: Write, cron: str

@@ -43,6 +43,7 @@ def test_actions_are_work_but_for_answers_and_the_end() -> None:
         "Acknowledge",
         "Deliver",
         "DropRequest",
+        "NewsTold",
         "TellChanges",
         "TellMissing",
         "TellProgress",

@@ -38,7 +38,7 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.tasks import client_limits
 from musterd.supervisor.node import pairs
 from musterd.supervisor.node.pairs import Pairs
-from musterd.supervisor.node.relay_port import NO_HISTORY, RelayPort
+from musterd.supervisor.node.relay_port import RelayPort
 from musterd.supervisor.sockets.clients import ClientPort
 from support.waiting import wait_for
 
@@ -267,10 +267,14 @@ def test_a_view_that_nobody_here_has_is_looked_up(stage: Stage) -> None:
     assert peer.owed.first().request == 5  # type: ignore[union-attr]
 
 
-def test_a_node_of_a_cluster_says_that_it_keeps_no_history(stage: Stage) -> None:
-    client, _ = stage.connect()
+def test_what_a_client_asks_about_results_is_a_question_for_others(stage: Stage) -> None:
+    client, name = stage.connect()
     client.put(encode(History(3, "kites")))
     client.flush()
+    stage.until(lambda: stage.events, "the question")
+    [wanted] = stage.events
+    assert stage.port.holder(wanted.token) == name
+    stage.port.recall(wanted, [], "why")
     heard: list[Any] = []
     stage.until(lambda: heard or heard.extend(client.receive()), "the answer")
-    assert decode_server(heard[0]) == Entries(3, [], NO_HISTORY)
+    assert decode_server(heard[0]) == Entries(3, [], "why")

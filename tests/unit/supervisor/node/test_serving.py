@@ -4,6 +4,7 @@ import os
 import socket
 from array import array
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor.core.model import events
 from musterd.supervisor.node.direct_loop import HandedSockets
+from musterd.supervisor.node.schedule_desk import ScheduleDesk
 from musterd.supervisor.node.serving import AdmittingServer
 
 
@@ -65,7 +67,8 @@ def test_what_cannot_be_admitted_holds_back_all_that_follows() -> None:
     def admit(event: events.TasksSubmitted) -> events.TasksSubmitted | None:
         return event if ready[0] or event.tasks[0].id == "known" else None
 
-    server = AdmittingServer(gateway, port, engines, admit)  # type: ignore[arg-type]
+    desk = ScheduleDesk(engines, port, Random(1))  # type: ignore[arg-type]
+    server = AdmittingServer(gateway, port, engines, desk, admit)  # type: ignore[arg-type]
     known, unknown = submit("known"), submit("unknown")
     watched, gone = events.TasksWatched(b"1", ["known"]), events.PeerLost(b"1")
     port.come = [known, unknown, watched]

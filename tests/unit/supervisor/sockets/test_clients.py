@@ -424,10 +424,18 @@ def test_a_run_has_an_id_of_its_schedule(stage: Stage, id_: str) -> None:
     assert isinstance(stage.ask(stage.greeted(), RunSchedule(1, "a", id_)), Fault)
 
 
-def test_where_schedules_cannot_be_put_the_client_is_told(stage: Stage) -> None:
-    stage.port.no_schedules = "use another way"
-    answer = stage.ask(stage.greeted(), PutSchedules(5, []))
-    assert answer == ScheduleAnswer(5, [Rejection("", "InvalidSchedule", "use another way")])
+def test_a_question_that_others_answer_later_is_held_until_then(stage: Stage) -> None:
+    client = stage.greeted()
+    wanted = stage.event_of(client, ShowSchedules(9, after="a"))
+    token = stage.port.hold(wanted.peer, wanted.message.request)
+    assert stage.port.holds(token)
+    assert stage.port.holder(token) == wanted.peer.name
+    assert stage.port.pending > 0
+    views = [ScheduleView("b", "active", "shop.check", "every 5m")]
+    stage.port.show_later(token, views, True)
+    assert stage.hear(client) == Schedules(9, views, True)
+    assert (stage.port.pending, stage.port.holds(token)) == (0, False)
+    stage.port.show_later(token, [], False)  # answered already
 
 
 def test_a_question_for_history_is_charged_until_it_is_answered(stage: Stage) -> None:

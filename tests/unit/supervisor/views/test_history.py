@@ -5,17 +5,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from musterd.ipc.watching.content import CUT, EVENT_VALUE_BYTES_MAX
 from musterd.ipc.wire.history import HistoryEntry
+from musterd.supervisor.api import history
+from musterd.supervisor.api.history import ANSWER_BYTES_MAX, Answer
 from musterd.supervisor.core.model.actions import Report
-from musterd.supervisor.views import history
-from musterd.supervisor.views.history import (
-    ANSWER_BYTES_MAX,
-    CUT,
-    EVENT_VALUE_BYTES_MAX,
-    Answer,
-    entries_of,
-    with_content,
-)
+from musterd.supervisor.views.history import entries_of, with_content
 
 CHANGED = Report("task.changed", task="@s.1", schedule="s", number=2, number_before=1)
 
