@@ -83,6 +83,11 @@ CRASH = "crash"  # the worker died under the task
 CANCEL = "cancel"  # the handler was told to stop and did
 SHUT = "open"  # the task did not wait for its site, whose breaker is open; nothing has failed here
 SHUT_TYPE = "BreakerOpen"  # Failure.type of such a task
+HELD_TYPE = "SessionHeld"  # and of one whose session is held, because its logins fail
+LOGIN_FAILED_TYPE = "LoginFailed"  # Failure.type of an attempt whose login task failed
+# What an attempt says about the login of its session: none was needed, one worked, one did not, or
+# the login task has to run before the attempt can begin anew.
+NO_LOGIN, LOGGED_IN, LOGIN_FAILED, LOGIN_WANTED = range(4)
 POISON = "PoisonTask"  # Failure.type of a task that killed its workers and is not run any more
 
 USUAL = "usual"  # in a list of exceptions for a breaker: those that count without such a list
@@ -453,6 +458,7 @@ class Completion(Struct, array_like=True, frozen=True, gc=False):
     retry_delay_ns: Annotated[int, Meta(ge=NOT_GIVEN, le=2**62)] = NOT_GIVEN
     clears: Key = ""  # key of the state that a success makes obsolete
     view: View | None = None  # where the lease has rules in `watch`, and the handler succeeded
+    login: Annotated[int, Meta(ge=0, le=LOGIN_WANTED)] = NO_LOGIN  # to the session of the task
 
 
 class Sample(Struct, array_like=True, frozen=True, gc=False):

@@ -15,6 +15,7 @@ from musterd.supervisor.api.status import (
     FleetStatus,
     PoolStatus,
     ScheduleList,
+    SessionList,
     WorkerStatus,
 )
 
@@ -28,6 +29,7 @@ class Surveyor:
         self._memory = MemoryStatus(enabled=False, level="normal", stage="normal")
         self._breakers = BreakerList(breakers=[])
         self._paused = self._stale = ScheduleList(schedules=[])
+        self._held = SessionList(sessions=[])
 
     def ask(self, asking: Asking) -> None:
         """Send requests; answers come in the same order, so the last one completes the survey."""
@@ -46,6 +48,9 @@ class Surveyor:
         def stale(result: Raw) -> None:
             self._stale = msgspec.json.decode(result, type=ScheduleList)
 
+        def held(result: Raw) -> None:
+            self._held = msgspec.json.decode(result, type=SessionList)
+
         def status(result: Raw) -> None:
             if number == self._number:
                 self._made(msgspec.json.decode(result, type=FleetStatus))
@@ -54,6 +59,7 @@ class Surveyor:
         asking.ask(rpc.ListBreakers(), breakers)
         asking.ask(rpc.ListSchedules(state="paused"), paused)
         asking.ask(rpc.ListSchedules(state="stale"), stale)
+        asking.ask(rpc.ListSessions(held=True), held)
         asking.ask(rpc.Status(), status)
 
     def _made(self, fleet: FleetStatus) -> None:
@@ -67,6 +73,7 @@ class Surveyor:
             breakers={each.target: each.state for each in self._breakers.breakers},
             paused=frozenset(each.name for each in self._paused.schedules),
             stale=frozenset(each.name for each in self._stale.schedules),
+            held=frozenset(each.name for each in self._held.sessions),
             stage=self._memory.stage,
             problem=fleet.problem,
             web=fleet.web.state if fleet.web is not None else "",

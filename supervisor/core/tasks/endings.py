@@ -32,6 +32,7 @@ from musterd.supervisor.core.model.task import Task
 from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
 from musterd.supervisor.core.tasks.leases import Leases
+from musterd.supervisor.core.tasks.logins import Logins
 from musterd.supervisor.core.tasks.retries import Retries
 
 COST_MIN_NS = 10_000  # the least a task costs: the worker's own work around it
@@ -49,9 +50,11 @@ class Endings:
         retries: Retries,
         *,
         claims: Claims,
+        logins: Logins,
     ) -> None:
         self._state = state
         self._claims = claims
+        self._logins = logins
         self._ledger = ledger
         self._leases = leases
         self._keeper = keeper
@@ -63,6 +66,8 @@ class Endings:
         """Tell the gate how an attempt ended: it may say something about the site."""
         assert task.gate is not None
         failure = completion.failure
+        if task.gate.session is not None:
+            self._logins.attempt_over(task, completion)
         task.gate.leave(
             task,
             verdict_of(failure),
@@ -118,7 +123,6 @@ class Endings:
                 task.view = completion.view
                 succeed(task, completion.value, completion.run_ns)
             else:
-                self._note_failure(task, completion.failure, slot)
                 self._failed(task, completion.failure, completion, slot)
         if event.samples:
             slot.pool.tally.add(event.samples)
@@ -142,6 +146,10 @@ class Endings:
         self._ledger.failed(task, failure, slot.name)
 
     def _failed(self, task: Task, failure: Failure, completion: Completion, slot: Slot) -> None:
+        if completion.login and self._logins.sends_back(task, completion):
+            self._untouched(task)
+            return
+        self._note_failure(task, failure, slot)
         if task.cancelled:
             self._ledger.finish(task, CANCELLED, failure=failure, run_ns=completion.run_ns)
         elif failure.kind == CANCEL:
@@ -149,8 +157,16 @@ class Endings:
         else:
             self._retry_or_fail(task, failure, completion.retry_delay_ns, completion.run_ns, slot)
 
+    def login_failed(self, task: Task, failure: Failure) -> None:
+        """Count the attempt of a task that has waited for a login in vain."""
+        task.route.pool.queue.discard(task)
+        task.attempt += 1
+        task.route.pool.tally.failed(failure)
+        self._ledger.failed(task, failure, "")
+        self._retry_or_fail(task, failure, -1, 0, None)
+
     def _retry_or_fail(
-        self, task: Task, failure: Failure, delay_ns: int, run_ns: int, slot: Slot
+        self, task: Task, failure: Failure, delay_ns: int, run_ns: int, slot: Slot | None
     ) -> None:
         may_help = failure.kind in (ERROR, TIMEOUT)
         if task.claim is not None:
@@ -173,6 +189,7 @@ class Endings:
             "task.retry",
             "info",
             slot=slot,
+            pool=task.route.pool,
             task=task,
             seconds=delay_ns / SECOND_NS,
             reason=f"{failure.type or failure.kind}: {failure.message}{budget}",
