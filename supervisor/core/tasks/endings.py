@@ -159,7 +159,7 @@ class Endings:
 
     def login_failed(self, task: Task, failure: Failure) -> None:
         """Count the attempt of a task that has waited for a login in vain."""
-        task.route.pool.queue.discard(task)
+        task.route.pool.queue.take_out(task)
         task.attempt += 1
         task.route.pool.tally.failed(failure)
         self._ledger.failed(task, failure, "")

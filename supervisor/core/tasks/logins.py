@@ -178,8 +178,10 @@ class Logins:
         failure = Failure(ERROR, LOGIN_FAILED_TYPE, f"{why}: {error}"[:PROBLEM_CHARS])
         for id_ in wanting:
             task = self._state.tasks.get(id_)
-            if task is not None and task.sent_back and task.state == TaskState.QUEUED:
-                task.sent_back = False
+            if task is None or not task.sent_back or task.state != TaskState.QUEUED:
+                continue
+            task.sent_back = False
+            if not task.behind:  # else it finds out by itself
                 self._hooks.login_failed(task, failure)
 
     def _end_tasks(self, places: SessionPlaces) -> None:

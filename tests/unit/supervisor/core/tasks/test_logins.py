@@ -1,5 +1,6 @@
 """Login tasks and logins that fail, in the whole core."""
 
+from random import Random
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from musterd.ipc.wire.messages import (
     Failure,
 )
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.core.model.policy import PoolPolicy, SessionPolicy
+from musterd.supervisor.core.model.policy import PoolPolicy, RestartPolicy, SessionPolicy
 from musterd.supervisor.core.tasks import logins
 from musterd.supervisor.views.fleet import live_view
 from support.core import MILLISECOND_NS, Muster
@@ -41,7 +42,10 @@ class Logins(Driver):
         self.notes: list[actions.Report] = []
         self.kept: dict[str, bytes] = {}
         self.specs: dict[str, Any] = {}
-        pools = tuple(PoolPolicy(name, size, sessions=tuple(SESSIONS)) for name in ("p", "q"))
+        pools = tuple(
+            PoolPolicy(name, size, sessions=tuple(SESSIONS), restart=RestartPolicy(limit=1000))
+            for name in ("p", "q")
+        )
         self.change(pools=pools, sessions=SESSIONS)
 
     def change(self, **policy: Any) -> list[str]:
@@ -332,3 +336,92 @@ def test_a_worker_that_lies_about_a_login_harms_nobody(driver: Logins) -> None:
     driver.submit("b")
     driver.end("b", LOGIN_WANTED, "what session?")
     assert driver.outcomes["b"].state == "failed"
+
+
+# -- anything in any order ----------------------------------------------------------------------
+
+
+class Chance(Logins):
+    """Sessions under random ends, deaths and commands. validate() runs after each event."""
+
+    def __init__(self, muster: type[Muster], rng: Random) -> None:
+        super().__init__(muster, retries=rng.randint(0, 2))
+        self.rng = rng
+        self.names: list[str] = []
+
+    def note(self, answer: list[Any]) -> list[str]:
+        began = super().note(answer)
+        for spawn in self.of(actions.SpawnWorker, answer):
+            began += self.note(self.m.bring_up(spawn.worker))
+        for recall in self.of(actions.RecallLeases, answer):
+            began += self.note(self.m.tell(events.LeasesReturned(recall.worker, [])))
+        for kill in self.of(actions.KillWorker, answer):
+            began += self.note(self.m.tell(events.WorkerExited(kill.worker, -9, 0)))
+        for session, policy in SESSIONS.items():
+            running = [
+                task.spec.name
+                for task in self.m.fleet.tasks.values()
+                if task.spec.session == session and task.slot is not None
+            ]
+            assert len(running) <= policy.concurrent
+            assert running.count("q.x") <= 1, "two logins race"
+        return began
+
+    def wait(self, seconds: float) -> list[str]:
+        """Let time pass, in steps: new workers must not wait for long."""
+        return [name for _ in range(int(seconds * 2)) for name in super(Chance, self).wait(0.5)]
+
+    def step(self) -> None:
+        rng = self.rng
+        chance = rng.random()
+        if chance < 0.3:
+            self.names.append(f"t{len(self.names)}")
+            fields = {
+                "target": rng.choice(("", "site", "elsewhere")),
+                "priority": rng.randint(0, 3),
+            }
+            self.submit(self.names[-1], session=rng.choice(list(SESSIONS)), **fields)
+        elif chance < 0.34:
+            self.note(self.m.tell(events.SessionReset(rng.choice(list(SESSIONS)))))
+        elif chance < 0.38:
+            self.wait(rng.choice((0.5, 5, 70)))
+        elif chance < 0.42 and self.names:
+            self.note(self.m.tell(events.CancelRequested([rng.choice(self.names)])))
+        elif self.running:
+            self.end_one(calm=False)
+
+    @property
+    def running(self) -> list[str]:
+        alive = self.m.fleet.tasks
+        return [name for name in self.leases if name in alive and alive[name].slot is not None]
+
+    def end_one(self, *, calm: bool) -> None:
+        name = self.rng.choice(self.running)
+        session = self.m.fleet.tasks[name].spec.session
+        if calm or self.rng.random() < 0.3:
+            self.end(name, LOGGED_IN if session == "plain" else NO_LOGIN)
+        elif self.rng.random() < 0.1:
+            worker, lease = self.leases.pop(name)
+            self.note(self.m.tell(events.WorkerExited(worker, -9, lease)))
+        elif name.startswith("login") or session == "plain":
+            self.end(name, LOGIN_FAILED, "wrong password")
+        else:
+            self.want(name)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_happens_two_logins_never_race_and_every_task_ends(
+    muster: type[Muster], seed: int
+) -> None:
+    driver = Chance(muster, Random(seed))
+    for _ in range(120):
+        driver.step()
+    for _ in range(1000):
+        if not driver.m.fleet.tasks:
+            break
+        if driver.running:
+            driver.end_one(calm=True)
+        else:
+            driver.wait(10)
+    assert not driver.m.fleet.tasks
+    assert set(driver.names) <= driver.outcomes.keys()
