@@ -39,6 +39,39 @@ class Door(Worker):
         with ctx.session():
             pass
 """
+CLIENTS = """
+from musterd import Worker, task
+from musterd.workers.toolkit import NetworkClient, SyncNetworkClient
+
+class Clients(Worker):
+    async def open(self):
+        self.client, self.plain = NetworkClient(), SyncNetworkClient()
+
+    async def close(self):
+        await self.client.close()
+        self.plain.close()
+
+    @task
+    async def log_in(self, ctx, url: str, user: str, password: str) -> None:
+        body = f"user={user}&password={password.replace(' ', '+')}"
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        async with ctx.session() as session:
+            await self.client.post(url, ctx=ctx, body=body, headers=headers, session=session)
+
+    @task
+    async def page(self, ctx, url: str) -> str:
+        async with ctx.session() as session:
+            return (await self.client.get(url, ctx=ctx, session=session)).text
+
+    @task
+    def plain_page(self, ctx, url: str) -> str:
+        with ctx.session() as session:
+            return self.plain.get(url, ctx=ctx, session=session).text
+
+    @task
+    async def stranger(self, ctx, url: str) -> str:
+        return (await self.client.get(url, ctx=ctx)).url
+"""
 FUNCTION = """
 def refused(session, tell, **_):
     with open(tell, "a") as file:
@@ -62,9 +95,11 @@ def fleet_of(muster: Musters, site: LoginSite, size: int = 2, **session: Any) ->
     }
     parser = {"worker": "musterd.workers.parser:ParserWorker", "size": size}
     door = {"worker": "door:Door", "size": 1, "env": {"SHOP": PASSWORD, "OLD": "forgotten"}}
-    pools = {"parser": parser, "door": door}
+    clients = {"worker": "clients:Clients", "size": 1, "env": {"SHOP": PASSWORD}}
+    pools = {"parser": parser, "door": door, "clients": clients}
     made = muster(pools, start=False, sessions__acme=acme, retry__max_retries=0)
     (made.folder / "door.py").write_text(DOOR)
+    (made.folder / "clients.py").write_text(CLIENTS)
     (made.folder / "function.py").write_text(FUNCTION)
     return made.start()
 
@@ -179,3 +214,19 @@ def test_a_login_after_which_the_site_still_asks_counts_as_failed(
     with pytest.raises(TaskFailed, match="is held for"):
         ask(daemon, site)
     assert site.logins == 1
+
+
+def test_a_network_client_uses_the_session(muster: Musters, site: LoginSite) -> None:
+    daemon = fleet_of(muster, site, login_task="clients.log_in")
+    client, url = daemon.client(), f"{site.url}/account"
+    for name in ("page", "plain_page"):
+        page = client.submit(f"clients.{name}", {"url": url}, session="acme").result(60)
+        assert f"Account of {USER}" in page
+    assert site.logins == 1
+    site.expire()
+    page = client.submit("clients.page", {"url": f"{site.url}/strict"}, session="acme").result(60)
+    assert (page, site.logins) == ("hello", 2)
+    # Nothing of the session is in the client itself.
+    assert client.submit("clients.stranger", {"url": url}).result(60).endswith("/login")
+    assert ask(daemon, site) == [{"user": USER}]
+    assert site.logins == 2

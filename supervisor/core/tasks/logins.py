@@ -27,11 +27,9 @@ from musterd.ipc.wire.messages import (
     CANCEL,
     ERROR,
     FAILED,
-    HELD_TYPE,
     HIGH,
     LOGGED_IN,
     LOGIN_FAILED,
-    LOGIN_FAILED_TYPE,
     LOGIN_WANTED,
     SHUT,
     SUCCEEDED,
@@ -50,6 +48,8 @@ from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper, SavedBreaker, restore
 from musterd.supervisor.core.tasks.intake import Intake
 
+HELD_TYPE = "SessionHeld"  # Failure.type of a task whose session is held
+LOGIN_FAILED_TYPE = "LoginFailed"  # Failure.type of an attempt whose login task failed
 FACT = "logins"  # Fact.kind of failed logins
 LOGIN_WAIT_NS = 300 * SECOND_NS  # for a worker that runs the login task
 PROBLEM_CHARS = 500  # of the error of a login, as people are told
