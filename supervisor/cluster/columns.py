@@ -70,7 +70,7 @@ SIGNATURES = {
     "states_1": "int text[] bigint[] text[] bool[] bytea[] bigint[]",
     "statistics_1": "bigint",
     "submit_1": "text[] text[] bytea[] smallint[] text[] text[] bigint[] int[] bigint[] bigint[] "
-    "bigint[] bigint[] bytea[] text[] text[] text[] bigint bool",
+    "bigint[] bigint[] bytea[] text[] text[] text[] text[] bigint bool",
     "tick_1": "text",
     "view_1": "text",
     "wake_1": "int[] bigint text[] text[] text[] text[] text[] bigint bigint[]",
@@ -95,6 +95,7 @@ SPEC_COLUMNS: tuple[Column[TaskSpec], ...] = (
     (lambda s: s.fallback_on, ""),
     (lambda s: s.policy, ""),
     (lambda s: s.on_open, ""),
+    (lambda s: s.session, ""),
 )
 
 
@@ -124,12 +125,6 @@ END_COLUMNS: tuple[Column[End], ...] = (
 )
 
 
-NO_SESSIONS = (
-    "sessions stay on one machine, and this pool is shared by a cluster: submit the task to a pool "
-    "that is not in cluster.pools"
-)
-
-
 def columns(of: Sequence[Column[T]], rows: Sequence[T]) -> list[list[Any] | None]:
     """Return a list for each column, with None where a row leaves it out; None for an empty one."""
     lists: list[list[Any] | None] = []
@@ -151,10 +146,8 @@ def possible(names: Sequence[str]) -> list[str]:
 
 def unsendable(spec: TaskSpec) -> str:
     """Say why a task cannot even be sent to PostgreSQL, or ""; its functions check the rest."""
-    texts = (spec.id, spec.name, spec.target, spec.key, spec.policy, spec.on_open, spec.fallback_on)
-    if spec.session:
-        return f"session '{spec.session}': {NO_SESSIONS}"
-    if any("\0" in text for text in texts):
+    names = (spec.id, spec.name, spec.target, spec.key, spec.session)
+    if any("\0" in text for text in (*names, spec.policy, spec.on_open, spec.fallback_on)):
         return "a name, target or key has a NUL character"
     numbers = (spec.timeout_ns, spec.delay_ns, spec.expires_ns, spec.cache_ns, spec.debounce_ns)
     if any(abs(number) >= BIGINT_MAX for number in numbers) or abs(spec.max_retries) >= INT_MAX:

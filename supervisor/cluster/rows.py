@@ -125,6 +125,7 @@ def grant(row: Row) -> Grant:
         fallback_on=row[20] or "",
         policy=row[21] or "",
         on_open=row[22] or "",
+        session=row[23] or "",
     )
     return Grant(spec, claim, attempt, crashes, interruptions, class_, probe, expires_in)
 

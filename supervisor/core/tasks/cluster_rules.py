@@ -120,6 +120,7 @@ class ClusterRules:
             max_retries=next(
                 (each for each in retries if each != NOT_GIVEN), rules.retry.max_retries
             ),
+            session=given.session,
         )
         claim = Claim(
             attempt.claim,
