@@ -432,10 +432,16 @@ class Config(Section, frozen=True):
 
     def _not_for(self, session: str, pool: str) -> str:
         """Return why a session is not for the tasks of a pool."""
-        if self.cluster.shares(pool):
+        if self.cluster.shares(pool) and not self.sessions.has_shared_key:
             return (
-                f"stays on one machine, and pool '{pool}' is shared by the cluster: take the pool "
-                "out of cluster.pools, or the session out of the schedule"
+                f"stays on one machine, and pool '{pool}' is shared by the cluster: give "
+                "sessions.key_secret or sessions.key_file, the same on all machines, or take the "
+                "pool out of cluster.pools"
+            )
+        if self.cluster.shares(pool) and self.sessions.named[session].login_task:
+            return (
+                f"has a login task, which is of one machine, and pool '{pool}' is shared by the "
+                "cluster: give login in its place, or take the pool out of cluster.pools"
             )
         if pool in self.pools and not fits(session, self.pools[pool].sessions):
             return f"is not for pool '{pool}': add the session to the pool's key sessions"

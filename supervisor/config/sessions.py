@@ -90,6 +90,11 @@ class SessionsConfig(Section, frozen=True):
     key_file: Annotated[str, AbsolutePath()] = ""
     named: dict[str, SessionConfig] = {}
 
+    @property
+    def has_shared_key(self) -> bool:
+        """Whether other machines can have the key too: it was not generated on this one."""
+        return bool(self.key_secret or self.key_file)
+
     def conflicts(self) -> Iterator[Conflict]:
         if self.key_secret and self.key_file:
             yield ("key_file",), "is given beside key_secret: remove one of them"

@@ -91,7 +91,7 @@ class Fleet:
         self._retries = retries = Retries(state, ledger, leases, keeper)
         self._claims = claims = Claims(state, leases)
         self.cluster = ClusterWatch(state, claims)
-        self._logins = logins = Logins(state, ledger, hooks, keeper, intake)
+        self._logins = logins = Logins(state, ledger, hooks, keeper, leases, intake=intake)
         self._endings = endings = Endings(
             state, ledger, leases, keeper, retries, claims=claims, logins=logins
         )
@@ -239,7 +239,7 @@ class Fleet:
             events.MembershipTold: _in_turn(
                 watch.membership, claims.membership, requests.membership
             ),
-            events.AttemptsGranted: claims.granted,
+            events.AttemptsGranted: _in_turn(claims.granted, self._logins.granted),
             events.AttemptsCancelled: claims.cancelled,
             events.AttemptsLost: claims.lost,
             events.EndsConfirmed: claims.confirmed,

@@ -38,10 +38,16 @@ LOGIN_PAUSE_MAX_NS = DAY_NS  # the longest pause after logins that fail
 
 def sessions_of(name: str, pool: PoolConfig, config: Config) -> dict[str, SessionConfig]:
     """Return the sessions that tasks of this pool may use."""
-    if config.cluster.shares(name):
+    named = {
+        each: session
+        for each, session in config.sessions.named.items()
+        if fits(each, pool.sessions)
+    }
+    if not config.cluster.shares(name):
+        return named
+    if not config.sessions.has_shared_key:
         return {}
-    named = config.sessions.named
-    return {each: named[each] for each in named if fits(each, pool.sessions)}
+    return {each: session for each, session in named.items() if not session.login_task}
 
 
 def session_rules(name: str, pool: PoolConfig, config: Config) -> dict[str, SessionRule]:

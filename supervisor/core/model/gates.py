@@ -194,6 +194,18 @@ class SessionPlaces(Places):
         task.login_probe = self.round if self.breaker.begin() else 0
         task.login_seen = self.logins
 
+    def probe(self, task: Task, now_ns: int) -> None:
+        """Let an attempt of the cluster try a login, if it is time for one."""
+        before = self.breaker.state
+        admitted = self.breaker.admits(now_ns)
+        self.round += self.breaker.state != before
+        task.login_probe = self.round if admitted and self.breaker.begin() else 0
+
+    def forget_probe(self, task: Task) -> None:
+        if task.login_probe and task.login_probe == self.round:
+            self.breaker.forget(probe=True)
+        task.login_probe = 0
+
     def tell(self, task: Task, now_ns: int, rng: Random, *, ok: bool) -> None:
         """Count a login that worked, or did not."""
         probe = task.login_probe != 0 and task.login_probe == self.round
@@ -208,9 +220,7 @@ class SessionPlaces(Places):
         self.waiting.wake_all()
 
     def leave_by(self, task: Task) -> None:
-        if task.login_probe and task.login_probe == self.round:
-            self.breaker.forget(probe=True)
-        task.login_probe = 0
+        self.forget_probe(task)
         self.leave()
 
     def leave(self) -> None:

@@ -64,10 +64,11 @@ class Endings:
 
     def _leave_gate(self, task: Task, completion: Completion) -> None:
         """Tell the gate how an attempt ended: it may say something about the site."""
-        assert task.gate is not None
         failure = completion.failure
-        if task.gate.session is not None:
+        if task.spec.session:
             self._logins.attempt_over(task, completion)
+        if task.gate is None:
+            return  # an attempt of the cluster: the gates are the engine's
         task.gate.leave(
             task,
             verdict_of(failure),
@@ -83,6 +84,8 @@ class Endings:
         if task.gate is not None:
             task.gate.leave(task, Verdict.NOTHING, self._state.now_ns, self._state.rng)
             self._keeper.touch(task.gate.site)
+        elif task.login_probe:
+            self._logins.let_go(task)
 
     # -- from the workers ---------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class Endings:
             count += 1
             task.slot = None
             task.lease = 0
-            if task.gate is not None:
+            if task.gate is not None or task.spec.session:
                 self._leave_gate(task, completion)
             route = task.route
             run_ns = completion.run_ns

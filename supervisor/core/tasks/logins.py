@@ -17,6 +17,9 @@ Accounts get locked by wrong passwords. So each session has a breaker that count
 in a row: a login that raises, or after which the site still asks for one. While it is open, tasks
 of the session fail at once with SessionHeld. Then one task may try; each further failure makes the
 pause longer. The count is a fact of the store: a restart is no new beginning.
+
+An attempt of the cluster has no gate here, and no login task. Each node counts the failed logins of
+such attempts, and ends those that it is granted while it holds their session.
 """
 
 from msgspec import msgpack
@@ -47,6 +50,7 @@ from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper, SavedBreaker, restore
 from musterd.supervisor.core.tasks.intake import Intake
+from musterd.supervisor.core.tasks.leases import Leases
 
 HELD_TYPE = "SessionHeld"  # Failure.type of a task whose session is held
 LOGIN_FAILED_TYPE = "LoginFailed"  # Failure.type of an attempt whose login task failed
@@ -57,12 +61,20 @@ PROBLEM_CHARS = 500  # of the error of a login, as people are told
 
 class Logins:
     def __init__(
-        self, state: State, ledger: Ledger, hooks: Hooks, keeper: Gatekeeper, intake: Intake
+        self,
+        state: State,
+        ledger: Ledger,
+        hooks: Hooks,
+        keeper: Gatekeeper,
+        leases: Leases,
+        *,
+        intake: Intake,
     ) -> None:
         self._state = state
         self._ledger = ledger
         self._hooks = hooks
         self._keeper = keeper
+        self._leases = leases
         self._intake = intake
         self._over: list[tuple[SessionPlaces, Outcome | None]] = []  # logins that have ended
 
@@ -73,6 +85,11 @@ class Logins:
         places = self._places(task)
         if places is None or (completion.failure and completion.failure.kind == CANCEL):
             return
+        self._count(places, task, completion)
+        if task.claim is not None:
+            places.forget_probe(task)
+
+    def _count(self, places: SessionPlaces, task: Task, completion: Completion) -> None:
         failure, login, again = completion.failure, completion.login, task.sent_back
         if login == LOGIN_FAILED or (
             login == LOGIN_WANTED and again and self._is_new(task, places)
@@ -105,7 +122,7 @@ class Logins:
     def sends_back(self, task: Task, completion: Completion) -> bool:
         """Whether the attempt begins anew after a login; then the login is under way."""
         places = self._places(task)
-        if completion.login != LOGIN_WANTED or places is None or task.cancelled:
+        if completion.login != LOGIN_WANTED or places is None or task.cancelled or task.claim:
             return False
         fresh = not self._is_new(task, places)  # somebody has logged in meanwhile
         if task.sent_back and not fresh:
@@ -143,7 +160,29 @@ class Logins:
         return True
 
     def _places(self, task: Task) -> SessionPlaces | None:
+        if task.claim is not None:
+            return self._keeper.session(task.spec.session) if task.spec.session else None
         return task.gate.session if task.gate is not None else None
+
+    def granted(self, event: events.AttemptsGranted) -> None:
+        """End attempts of the cluster whose session is held on this node."""
+        if not any(attempt.spec.session for attempt in event.attempts):
+            return
+        for task in list(self._state.claimed.values()):
+            places = self._places(task)
+            if places is None or task.state != TaskState.QUEUED or task.login_probe:
+                continue
+            if places.is_held(self._state.now_ns):
+                failure = Failure(SHUT, HELD_TYPE, self._why(places))
+                self._leases.withdraw(task, FAILED, failure)
+            else:
+                places.probe(task, self._state.now_ns)
+
+    def let_go(self, task: Task) -> None:
+        """Note that an attempt of the cluster has ended, and says nothing about its session."""
+        places = self._places(task)
+        if places is not None:
+            places.forget_probe(task)
 
     # -- login tasks --------------------------------------------------------------------------
 
