@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw, structs
 
 from musterd import __version__
-from musterd.ipc.wire.messages import FINAL_STATES, TaskView
+from musterd.ipc.wire.messages import FINAL_STATES, SESSION_PREFIX, TaskView
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import (
     BreakerList,
@@ -21,6 +21,7 @@ from musterd.supervisor.api.status import (
     RecentEvents,
     RefusedTask,
     RetryResult,
+    SessionStatus,
     TaskList,
     TaskStatus,
     select,
@@ -68,6 +69,7 @@ class ClusterConnection:
             rpc.ListBreakers: self._breakers,
             rpc.SetBreaker: self._set_breaker,
             rpc.Events: self._recent_events,
+            rpc.ForgetSession: self._forget_session,
             rpc.ListSchedules: lambda _: cluster_schedules.listed(self._engine),
             rpc.RunSchedule: lambda asked: cluster_schedules.run(self._engine, asked.name),
             rpc.PauseSchedule: lambda asked: cluster_schedules.pause(
@@ -224,6 +226,14 @@ class ClusterConnection:
         if found:
             return breaker_status(found[0])
         return BreakerStatus(target=asked.target, state="closed")
+
+    def _forget_session(self, asked: rpc.ForgetSession) -> SessionStatus:
+        key = f"{SESSION_PREFIX}{asked.name}"
+        if self._engine.state_load(key) is None:
+            why = f"the cluster keeps no session {asked.name!r}"
+            raise rpc.RpcError(rpc.NO_SUCH_NAME, why)
+        self._engine.state_save(key, None)
+        return SessionStatus(name=asked.name)
 
     # -- events -------------------------------------------------------------------------------
 
