@@ -7,6 +7,8 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
+# Without compiled modules each start of a daemon takes twice the time.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Prefer the system's interpreter: services with their own user can read it, unlike one in somebody's
 # home.

@@ -19,6 +19,7 @@ from musterd.ipc.wire.messages import TaskDeclaration, TaskSpec
 from musterd.supervisor.cluster.engine import End, NodeCard, PoolCard, Want
 from musterd.supervisor.cluster.postgres import PostgresEngine
 
+NOOP = b"\x80"  # of a task without arguments
 ARGS = b"\x81\xa1x" + b"\xc4\x60" + b"x" * 96  # 100 bytes, as a small task has
 VALUE = b"\xc4\x26" + b"y" * 38
 BATCH = 100
@@ -76,18 +77,13 @@ def measure_claims(stage: Stage) -> Measure:
 
 def measure_snapshot(stage: Stage) -> Measure:
     """Take many tasks from submit to end while a snapshot is held open."""
-    plan = stage.plan
-    url = stage.server.cluster()
-    with psycopg.connect(stage.server.admin(url)) as snapshot:
-        snapshot.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        snapshot.execute("SELECT count(*) FROM musterd.live")
-        rate, times = _throughput(url, plan.snapshot_tasks)
-        ((size,),) = stage.server.execute(url, LIVE)
-    stage.server.drop(url)
+    tasks = stage.plan.snapshot_tasks
+    rate, times, live = _beside_snapshot(stage, tasks, NOOP)
+    _, _, larger = _beside_snapshot(stage, tasks // 10, ARGS)
     parts = max(1, len(times) // 10)
     return Measure(
         name="snapshot",
-        title=f"{plan.snapshot_tasks:,} tasks while a snapshot is held open (no daemons)",
+        title=f"{tasks:,} tasks while a snapshot is held open (no daemons)",
         figures=[
             _one("rate", "tasks a second", TASKS_PER_SECOND, rate),
             _one("claim.first", "claim of 100, median of the first tenth", SECONDS,
@@ -95,9 +91,23 @@ def measure_snapshot(stage: Stage) -> Measure:
             _one("claim.last", "claim of 100, median of the last tenth", SECONDS,
                  median(times[-parts:])),
             _one("claim.p99", "claim of 100, p99", SECONDS, percentile(times, 0.99)),
-            _one("live", "live tables at the end", BYTES, float(str(size))),
+            _one("live", "live tables at the end", BYTES, live),
+            _one("live.args", "the same, with 100 bytes of arguments each, projected", BYTES,
+                 larger * 10),
         ],
     )  # fmt: skip
+
+
+def _beside_snapshot(stage: Stage, tasks: int, args: bytes) -> tuple[float, list[float], float]:
+    """Return tasks a second, durations of claims, and the size of the live tables at the end."""
+    url = stage.server.cluster()
+    with psycopg.connect(stage.server.admin(url)) as snapshot:
+        snapshot.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
+        snapshot.execute("SELECT count(*) FROM musterd.live")
+        rate, times = _throughput(url, tasks, args)
+        ((size,),) = stage.server.execute(url, LIVE)
+    stage.server.drop(url)
+    return rate, times, float(str(size))
 
 
 def _one(key: str, label: str, unit: str, value: float) -> Figure:
@@ -108,9 +118,11 @@ def _join(engine: PostgresEngine, name: str) -> int:
     return engine.join(NodeCard(name, name, lease_ns=LEASE_NS, pools=(CARD,))).tenure
 
 
-def _specs(prefix: str, number: int, sites: int, first: int = 0) -> list[TaskSpec]:
+def _specs(
+    prefix: str, number: int, sites: int, first: int = 0, args: bytes = ARGS
+) -> list[TaskSpec]:
     return [
-        TaskSpec(f"{prefix}{i:09d}", "p.extract", ARGS, target=f"site{i % sites}" if sites else "")
+        TaskSpec(f"{prefix}{i:09d}", "p.extract", args, target=f"site{i % sites}" if sites else "")
         for i in range(first, first + number)
     ]
 
@@ -146,7 +158,7 @@ def _fill(stage: Stage, url: str, engine: PostgresEngine) -> None:
     stage.server.execute(url, "VACUUM ANALYZE musterd.live")
 
 
-def _throughput(url: str, tasks: int) -> tuple[float, list[float]]:
+def _throughput(url: str, tasks: int, args: bytes) -> tuple[float, list[float]]:
     """Return tasks a second, and the durations of all claims in the order of time."""
     engine = PostgresEngine(url)
     _join(engine, "first")
@@ -156,7 +168,7 @@ def _throughput(url: str, tasks: int) -> tuple[float, list[float]]:
         each.start()
     began = time.perf_counter()
     for first in range(0, tasks, BATCH):
-        engine.submit(_specs("t", min(BATCH, tasks - first), 0, first))
+        engine.submit(_specs("t", min(BATCH, tasks - first), 0, first, args))
     found = [told.get() for _ in nodes]
     for each in nodes:
         each.join()

@@ -9,7 +9,6 @@ it started. Their output goes to the log. They run in the daemon's session, so t
 leaves their exit status to us, and in process groups of their own.
 """
 
-import asyncio
 import importlib
 import inspect
 import os
@@ -160,6 +159,8 @@ def main(arguments: list[str]) -> int:
         return 1  # the daemon is gone already
     result = load(name)()
     if inspect.iscoroutine(result):
+        import asyncio  # 3 MB, which the supervisor does without
+
         asyncio.run(result)
     return 0
 

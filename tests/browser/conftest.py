@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 NOBODY = 65534  # uid and gid of `nobody`; no files, no rights
 START_SECONDS = 30
 GONE_SECONDS = 10.0
-RENDERS = 40  # pages that the soak opens in `make test`
+RENDERS = 20  # pages that the soak opens in `make test`
 RENDER_SECONDS_MAX = 5.0  # per page on a very busy machine; half a second is usual
 # A busy machine may need longer for a page than the 5 s that a browser has. The tests that stop
 # browsers check the real limit.

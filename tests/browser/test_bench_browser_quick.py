@@ -23,6 +23,7 @@ SECONDS_MAX = 200
 SYSTEMS = ("musterd.playwright", "musterd.cdp", "bare", "launched", "program")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(SECONDS_MAX + 20)
 def test_quick_bench_measures_every_figure_and_cleans_up(tmp_path: Path) -> None:
     found = tmp_path / "figures.json"

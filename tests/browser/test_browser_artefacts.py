@@ -134,6 +134,7 @@ async def test_a_page_that_lacks_something_leaves_picture_html_and_console(backe
     assert b"missing is not defined" in kept["console.txt"]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", BACKENDS)
 @in_loop
 async def test_a_challenge_in_place_of_the_page_is_shown(backend, folder):
@@ -146,6 +147,7 @@ async def test_a_challenge_in_place_of_the_page_is_shown(backend, folder):
     assert kept["screenshot.png"].startswith(PNG)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", BACKENDS)
 @in_loop
 async def test_a_document_that_broke_off_is_shown_as_far_as_it_came(backend, folder):
@@ -172,6 +174,7 @@ async def test_a_page_that_spins_does_not_hold_its_failure_back(backend, folder,
         assert (await worker.render(context(), f"{site}/shop"))["title"] == "shop"
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", BACKENDS)
 @in_loop
 async def test_nothing_is_made_of_a_page_with_secrets_unless_asked_for(backend, folder):
@@ -187,6 +190,7 @@ async def test_nothing_is_made_of_a_page_with_secrets_unless_asked_for(backend, 
         assert "screenshot.png" in kept_of(ctx, folder)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", BACKENDS)
 @in_loop
 async def test_a_page_that_talks_forever_is_not_listened_to(backend, folder):

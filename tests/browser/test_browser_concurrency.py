@@ -85,6 +85,7 @@ def test_pages_are_rendered_side_by_side_and_know_nothing_of_each_other(
     assert daemon.pool("browser").lost == {}
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_used_up_browser_is_replaced_when_its_last_page_is_closed(
     backend: str, scratch: Path, sample_site: str

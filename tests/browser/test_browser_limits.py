@@ -119,6 +119,7 @@ def test_what_a_script_returns_is_limited_too(endless: str, scratch: Path, backe
     assert page["script"] == {"a": [1, None]}
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_what_nobody_wants_of_a_script_stays_in_the_page(
     endless: str, scratch: Path, backend: str
@@ -128,6 +129,7 @@ def test_what_nobody_wants_of_a_script_stays_in_the_page(
     assert found == {"t": "done"}
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "cookie",

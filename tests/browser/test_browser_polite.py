@@ -126,6 +126,7 @@ def test_a_dead_proxy_fails_once_and_the_next_page_goes_by_another(backend: str)
     told(backend, story)
 
 
+@pytest.mark.one_backend
 def test_a_proxy_that_refuses_is_the_proxys_failure(backend: str) -> None:
     async def story(worker: BrowserWorker) -> None:
         async with listening(Site(407), Site(502)) as (login, refusing):
@@ -140,6 +141,7 @@ def test_a_proxy_that_refuses_is_the_proxys_failure(backend: str) -> None:
     told(backend, story)
 
 
+@pytest.mark.one_backend
 def test_a_proxy_of_the_task_goes_before_those_of_its_target(backend: str) -> None:
     async def story(worker: BrowserWorker) -> None:
         own = Site()
@@ -151,6 +153,7 @@ def test_a_proxy_of_the_task_goes_before_those_of_its_target(backend: str) -> No
     told(backend, story)
 
 
+@pytest.mark.one_backend
 def test_rules_and_proxies_of_a_target_exclude_each_other(backend: str) -> None:
     async def story(worker: BrowserWorker) -> None:
         with pytest.raises(BadRequest, match="a proxy cannot be used together with allow and deny"):
@@ -161,6 +164,7 @@ def test_rules_and_proxies_of_a_target_exclude_each_other(backend: str) -> None:
         BrowserWorker.check_options({"proxies": [NOBODY], "deny": ["private"]})
 
 
+@pytest.mark.one_backend
 def test_pages_that_are_not_for_programs_are_not_opened(backend: str) -> None:
     site = Site()
 

@@ -106,11 +106,15 @@ def shot(tmp_path: Path) -> Callable[[Page, str], None]:
     return take
 
 
+NO_ANSWER: Any = {"status": 503, "json": {"error": "the supervisor did not answer"}}
+
+
 def unlock(page: Page) -> None:
     page.get_by_role("button", name="Unlock actions").click()
     page.get_by_label("Token").fill(TOKEN)
     page.keyboard.press("Enter")
     expect(page.get_by_role("button", name="Lock actions")).to_be_visible()
+    expect(page.locator("#confirm")).to_be_hidden()
 
 
 def confirm(page: Page) -> None:
@@ -415,15 +419,18 @@ def test_changes_are_listed_and_a_history_shows_the_diff(
     expect(rows.first).to_contain_text("kites")
     expect(rows.first).to_contain_text("39.00 € → <img src=x onerror=")
     expect(rows.last).to_contain_text("price 49.00 € → 39.00 €")
+    page.route("**/api/history?*", lambda route: route.fulfill(**NO_ANSWER), times=1)
     rows.first.click()
     body = page.locator("#detail-body")
-    expect(body).to_contain_text("Unlock actions to see the diffs.")
+    expect(body).to_contain_text("the supervisor did not answer")
+    expect(body).to_contain_text("Unlock actions to see the diffs.")  # it is asked again
     expect(body.locator(".diff")).to_have_count(0)
     page.keyboard.press("Escape")
     unlock(page)
     rows.first.focus()
     page.keyboard.press("Enter")
     expect(page.locator("#detail-title")).to_have_text("History of kites")
+    expect(body).not_to_contain_text("Unlock actions")
     expect(body.locator(".diff")).to_have_count(2)
     expect(body.locator(".tag", has_text="change")).to_have_count(2)
     expect(body.locator(".added").first).to_contain_text("+")

@@ -306,7 +306,7 @@ def test_changes_of_schedules_are_followed(place: Place) -> None:
         reader = client.changes(timeout=0.2)
         with pytest.raises(TimeoutError):
             next(reader)
-        wait_for("it is followed", lambda: reader._following._seen is not None)
+        wait_for("it is followed", lambda: reader._following._heard is not None)
         row = ("kites", "@kites.1", "digest")
         place.cluster.sql(
             "INSERT INTO musterd.change (schedule, task, digest, at) VALUES (%s, %s, %s, now())",

@@ -162,7 +162,7 @@ def test_removed_sockets_are_told_once_in_the_log_and_in_the_status(
 # -- fork servers --------------------------------------------------------------------------------
 
 
-def test_a_stopped_nursery_is_replaced_and_blamed(jobs: Jobs, waiting: Waiting) -> None:
+def test_a_stopped_fork_server_is_replaced_and_blamed(jobs: Jobs, waiting: Waiting) -> None:
     made = jobs(size=1, pool={"start_timeout": "1s"})
     stopped = fork_server_of(made)
     os.kill(stopped, signal.SIGSTOP)

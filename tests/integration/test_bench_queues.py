@@ -141,6 +141,7 @@ def test_the_documents_show_the_run_that_is_kept(scratch: Path, tmp_path: Path) 
     assert picture.read_text() == PICTURE.read_text()
 
 
+@pytest.mark.long
 def test_systems_are_measured_by_the_same_protocol(scratch: Path, tmp_path: Path) -> None:
     """Measure the two systems that need no network and no Redis."""
     path = tmp_path / "report.json"

@@ -112,6 +112,7 @@ def test_bench_measures_only_what_is_asked_for(tmp_path: Path, scratch: Path) ->
     assert {verdict["unit"] for verdict in report["targets"]} == {"B"}
 
 
+@pytest.mark.long
 def test_the_figures_of_a_fleet_are_measured_in_a_few_seconds(
     tmp_path: Path, scratch: Path
 ) -> None:
@@ -129,6 +130,7 @@ def test_the_figures_of_a_fleet_are_measured_in_a_few_seconds(
     assert list(scratch.iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_curves_of_growth_are_measured_and_drawn(tmp_path: Path, scratch: Path) -> None:
     path, svg = tmp_path / "figures.json", tmp_path / "curves.svg"
     done = bench(scratch, "--quick", "--json", str(path), "--svg", str(svg), script="growth.py")

@@ -329,7 +329,7 @@ def test_auto_falls_back_to_the_reaper_and_says_why(tmp_path: Path, survivors: S
     survivors.wait_until_gone()
 
 
-def test_pidns_where_it_is_refused_is_a_failed_nursery(tmp_path: Path) -> None:
+def test_pidns_where_it_is_refused_is_a_failed_fork_server(tmp_path: Path) -> None:
     with _hosted(tmp_path / "temp", "pidns", "idle", prefix=NO_PID_NAMESPACES) as host:
         failed = host.wait_for("ForkServerFailed")
         assert "containment = 'pidns' does not work: PID namespaces are refused here" in failed
@@ -346,7 +346,7 @@ def test_pidns_where_it_is_refused_is_a_failed_nursery(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_cgroup_where_it_is_refused_is_a_failed_nursery(
+def test_cgroup_where_it_is_refused_is_a_failed_fork_server(
     public_folder: Path, unprivileged: None, prefix: list[str], reason: str
 ) -> None:
     with _hosted(public_folder / "temp", "cgroup", "idle", prefix=prefix) as host:

@@ -185,7 +185,7 @@ def test_a_spare_is_nobody(bench: Bench, tmp_path: Path) -> None:
     assert bench.told == []
 
 
-def test_a_spare_shares_what_its_nursery_has_loaded(bench: Bench) -> None:
+def test_a_spare_shares_what_its_fork_server_has_loaded(bench: Bench) -> None:
     bench.start()
     spare = bench.keep()
     stat = stat_of(spare)
@@ -247,7 +247,7 @@ def test_a_spare_that_nobody_wants_any_more_ends(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_a_spare_ends_with_its_nursery(bench: Bench, kill: bool) -> None:
+def test_a_spare_ends_with_its_fork_server(bench: Bench, kill: bool) -> None:
     bench.start()
     worker = bench.spawn(1)
     spare = bench.keep()
@@ -261,7 +261,7 @@ def test_a_spare_ends_with_its_nursery(bench: Bench, kill: bool) -> None:
     assert bench.told == []
 
 
-def test_a_nursery_killed_while_it_makes_a_spare_leaves_nothing(bench: Bench) -> None:
+def test_a_fork_server_killed_while_it_makes_a_spare_leaves_nothing(bench: Bench) -> None:
     bench.start()
     bench.ask_for_a_spare()
     os.kill(bench.fork_server, signal.SIGKILL)

@@ -170,7 +170,7 @@ def test_worker_starts_as_an_ordinary_process(
     assert set(inherited) == {"/memfd"}
 
 
-def test_workers_of_one_nursery_have_different_random_numbers(
+def test_workers_of_one_fork_server_have_different_random_numbers(
     harness: Harness, tmp_path: Path
 ) -> None:
     harness.start("idle", options=str(tmp_path).encode())
@@ -427,7 +427,7 @@ def test_import_that_starts_a_thread_still_gives_workers(
 
 
 @pytest.mark.parametrize("loading", [True, False])
-def test_killed_nursery_is_reported_and_can_be_started_again(
+def test_killed_fork_server_is_reported_and_can_be_started_again(
     harness: Harness, tmp_path: Path, loading: bool
 ) -> None:
     if loading:
@@ -463,7 +463,7 @@ def _is_fork_server(pid: int) -> bool:
     )
 
 
-def test_requests_a_dead_nursery_did_not_serve_fail(harness: Harness) -> None:
+def test_requests_a_dead_fork_server_did_not_serve_fail(harness: Harness) -> None:
     harness.start("idle")
     (fork_server,) = filter(_is_fork_server, family()[os.getpid()])
     os.kill(fork_server, signal.SIGSTOP)
@@ -473,7 +473,9 @@ def test_requests_a_dead_nursery_did_not_serve_fail(harness: Harness) -> None:
     harness.wait_for(ForkServerExited)
 
 
-def test_a_nursery_that_takes_no_requests_blocks_nobody_and_loses_none(harness: Harness) -> None:
+def test_a_fork_server_that_takes_no_requests_blocks_nobody_and_loses_none(
+    harness: Harness,
+) -> None:
     harness.start("idle")
     (fork_server,) = filter(_is_fork_server, family()[os.getpid()])
     os.kill(fork_server, signal.SIGSTOP)
@@ -486,7 +488,7 @@ def test_a_nursery_that_takes_no_requests_blocks_nobody_and_loses_none(harness: 
     assert [harness.wait_for(SpawnFailed).worker for _ in asked] == asked
 
 
-def test_stopped_nursery_leaves_its_workers_and_says_nothing(harness: Harness) -> None:
+def test_stopped_fork_server_leaves_its_workers_and_says_nothing(harness: Harness) -> None:
     harness.start("idle")
     worker = harness.spawn()
     harness.spawner.stop_fork_server("parser")
@@ -692,7 +694,7 @@ def test_without_a_descriptor_for_a_worker_it_ends_and_the_spawner_goes_on(
     harness.spawn()
 
 
-def test_without_a_descriptor_for_a_nursery_nothing_is_left_of_it(
+def test_without_a_descriptor_for_a_fork_server_nothing_is_left_of_it(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     openings = NoDescriptors(monkeypatch)

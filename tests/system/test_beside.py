@@ -42,7 +42,7 @@ def test_the_web_process_is_a_service_of_its_own(host: Host, waiting: Waiting) -
     assert "musterd_up 1.0" in get(host, "/metrics")[1]
     web = host.main_pid("musterd-web")
     assert host.run("stat", "-c", "%U", f"/proc/{web}").stdout == "musterd\n"
-    assert host.ask("status")["web"] is None, "the daemon starts none of its own"
+    assert host.status()["web"] is None, "the daemon starts none of its own"
     host.run("systemctl", "stop", "musterd")
     code, told = get(host, "/healthz")
     assert (code, told["status"]) == (503, "unhealthy"), "it is there to say so"

@@ -123,7 +123,7 @@ def test_it_starts_as_its_own_user_and_says_how_it_is(host: Host) -> None:
     assert host.show("musterd", "StatusText") == "2 of 2 workers, 0 busy; 0 tasks waiting, 0 done"
     owner = host.run("stat", "-c", "%U", f"/proc/{host.main_pid()}").stdout
     assert owner == "musterd\n"
-    status = host.ask("status")
+    status = host.status()
     assert [pool["running"] for pool in status["pools"]] == [2]
     assert (status["containment"], status["containment_reason"]) == ("pidns", "")
     assert host.ctl("submit", "jobs.add", "a=2", "b=3", "--wait").stdout.strip().endswith("5")

@@ -71,7 +71,7 @@ def test_an_upgrade_keeps_queued_tasks_and_the_configuration(host: Host, waiting
     assert "kept /etc/musterd/musterd.toml" in said
     assert "restarted the running services" in said
     assert host.main_pid() not in (0, pid)
-    assert host.ask("status")["version"] == "0.1.1"
+    assert host.status()["version"] == "0.1.1"
     assert host.file("/etc/musterd/musterd.toml").read_text() == before
     host.ctl("resume", "jobs")
     waiting("they end", lambda: all(host.task(id_)["state"] == "succeeded" for id_ in queued))

@@ -50,7 +50,7 @@ def test_reload_takes_over_the_configuration_or_fails_with_the_reason(host: Host
     host.configure({"jobs": {"worker": "bed_jobs:Jobs", "size": 3}})
     host.run("systemctl", "reload", "musterd")
     assert host.show("musterd", "ActiveState") == "active"
-    assert len(host.ask("status")["pools"][0]["workers"]) == 3
+    assert len(host.status()["pools"][0]["workers"]) == 3
     for _ in range(RELOADS):
         host.configure({"jobs": {"worker": "bed_jobs:Jobs", "size": "many"}})
         done = host.run("systemctl", "reload", "musterd", check=False)
@@ -59,7 +59,7 @@ def test_reload_takes_over_the_configuration_or_fails_with_the_reason(host: Host
         status = host.run("systemctl", "status", "--full", "--no-pager", "musterd").stdout
         assert "'pools.jobs.size': value \"many\" is not an integer" in status
         assert (host.show("musterd", "ActiveState"), host.main_pid()) == ("active", pid)
-        assert len(host.ask("status")["pools"][0]["workers"]) == 3
+        assert len(host.status()["pools"][0]["workers"]) == 3
         host.configure({"jobs": {"worker": "bed_jobs:Jobs", "size": 3}})
         host.run("systemctl", "reload", "musterd")
     journal = host.journal("-u", "musterd")
@@ -194,7 +194,7 @@ def test_workers_have_control_groups_of_their_own_where_namespaces_are_refused(
 ) -> None:
     host.drop_in("[Service]\nRestrictNamespaces=yes\n")
     host.start()
-    status = host.ask("status")
+    status = host.status()
     assert status["containment"] == "cgroup"
     assert "PID namespaces are refused here" in status["containment_reason"]
     host.submit("jobs.litter", "seconds=300")

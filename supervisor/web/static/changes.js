@@ -5,6 +5,7 @@ import { $, el, reconcile, rove, say } from "./dom.js";
 import { moment } from "./format.js";
 
 const REFRESH_MS = 10000;
+const RETRY_MS = 2000; // after an error, while the dialog is open
 
 export class Changes {
   constructor(live) {
@@ -46,12 +47,19 @@ export class Changes {
     say($("changes-empty"), this.problem || "No changes yet: a schedule with notify = \"task.changed\" reports them.");
   }
 
-  async open(name) {
+  open(name) {
     say($("detail-title"), `History of ${name}`);
     $("detail-body").replaceChildren(el("p", { class: "empty" }, "Loading"));
     $("detail-foot").replaceChildren();
     if (!$("detail").open) $("detail").showModal();
     $("detail-body").focus();
+    this.opened = { name };
+    this.#load(this.opened);
+  }
+
+  // Shows a history, unless the dialog was closed or shows something else by now.
+  async #load(opened) {
+    const { name } = opened;
     let told, problem = "";
     try {
       const answer = await fetch(`/api/history?${new URLSearchParams({ name })}`, { headers: actions.credentials(), cache: "no-store" });
@@ -60,7 +68,12 @@ export class Changes {
     } catch {
       problem = "The web process does not respond.";
     }
-    if (problem) { $("detail-body").replaceChildren(el("p", { class: "empty bad" }, problem)); return; }
+    if (this.opened !== opened || !$("detail").open || $("detail-title").textContent !== `History of ${name}`) return;
+    if (problem) {
+      $("detail-body").replaceChildren(el("p", { class: "empty bad" }, problem));
+      setTimeout(() => this.#load(opened), RETRY_MS);
+      return;
+    }
     const hint = told.entitled ? null : el("p", { class: "dim small" }, actions.possible() ? "Unlock actions to see the diffs." : `Diffs: musterctl changes ${name} --diff`);
     const rows = told.rows.length ? told.rows.map((row) => this.#entry(row)) : [el("p", { class: "empty" }, "No results yet.")];
     $("detail-body").replaceChildren(...[hint, ...rows].filter((each) => each));

@@ -91,24 +91,26 @@ CREATE TYPE opts AS (
   debounce_ns bigint, fallback bytea, fallback_on text, policy text, on_open text);
 CREATE TYPE failed AS (attempt int, at timestamptz, worker text, failure bytea);
 
+-- Columns stand by their width, which saves padding: a claim writes a whole row once more.
 CREATE TABLE live (
-  id text COLLATE "C" PRIMARY KEY, seq bigint NOT NULL,
-  lane int NOT NULL, state smallint NOT NULL,   -- 0 queued, 1 claimed, 2 waiting, 3 joined
-  tenure int, claim bigint, begun bool NOT NULL DEFAULT false,
+  seq bigint NOT NULL, submitted_at timestamptz NOT NULL, queued_at timestamptz NOT NULL,
+  waiter bigint NOT NULL DEFAULT 0, claim bigint, ready_at timestamptz, expires_at timestamptz,
+  give_up_at timestamptz,               -- until then the next attempt waits for the retry budget
+  progress_at timestamptz,
+  lane int NOT NULL, owner oid NOT NULL, tenure int,
   attempt int NOT NULL DEFAULT 0, crashes int NOT NULL DEFAULT 0,
-  interruptions int NOT NULL DEFAULT 0, cancel bool NOT NULL DEFAULT false,
+  interruptions int NOT NULL DEFAULT 0,
+  probe int NOT NULL DEFAULT 0,         -- the half-open round that it probes
+  fraction real,
+  state smallint NOT NULL,              -- 0 queued, 1 claimed, 2 waiting, 3 joined
+  priority smallint NOT NULL,
+  begun bool NOT NULL DEFAULT false, cancel bool NOT NULL DEFAULT false,
   earned bool NOT NULL DEFAULT false,   -- the site's retry budget has counted its first attempt
   counted bool NOT NULL DEFAULT false,  -- the breaker has counted a failure of it
-  probe int NOT NULL DEFAULT 0,         -- the half-open round that it probes
+  id text COLLATE "C" PRIMARY KEY, name text COLLATE "C" NOT NULL, key text COLLATE "C",
   held text COLLATE "C",                -- the site in which this claim has a place
   held_class text COLLATE "C",
-  submitted_at timestamptz NOT NULL, queued_at timestamptz NOT NULL,
-  ready_at timestamptz, expires_at timestamptz,
-  give_up_at timestamptz,               -- until then the next attempt waits for the retry budget
-  waiter bigint NOT NULL DEFAULT 0, owner oid NOT NULL,
-  name text COLLATE "C" NOT NULL, priority smallint NOT NULL, key text COLLATE "C",
-  args bytea NOT NULL, opts opts,
-  error text, failures failed[], fraction real, progress text, progress_at timestamptz
+  args bytea NOT NULL, opts opts, error text, failures failed[], progress text
 ) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 2000,
         autovacuum_vacuum_cost_delay = 0, autovacuum_analyze_scale_factor = 0.2,
         autovacuum_vacuum_insert_scale_factor = 0.5);

@@ -160,7 +160,7 @@ def test_names_of_properties_may_be_written_in_any_case():
     assert reader.ready
 
 
-def test_neither_a_client_nor_a_worker_nor_a_nursery_loads_libzmq():
+def test_neither_a_client_nor_a_worker_nor_a_fork_server_loads_libzmq():
     program = (
         "import sys, musterd.supervisor.processes.forkserver\n"
         "import musterd.workers.runtime.run, musterd.workers.parser\n"

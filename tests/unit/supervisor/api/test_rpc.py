@@ -131,10 +131,17 @@ def test_what_is_no_signal_is_refused(given: str | int) -> None:
     assert caught.value.code == rpc.INVALID_PARAMS
 
 
-def test_importing_the_protocol_loads_neither_zmq_nor_what_only_the_daemon_needs() -> None:
+@pytest.mark.parametrize(
+    ("module", "others"),
+    [
+        ("ctl", ["zmq", "rich", "asyncio", "psutil", "sqlite3"]),
+        ("loop.daemon", ["zmq", "rich", "asyncio", "ssl", "psycopg"]),
+    ],
+)
+def test_modules_that_are_not_needed_are_not_loaded(module: str, others: list[str]) -> None:
     script = (
-        "import sys; import musterd.supervisor.ctl; "
-        "print([m for m in ('zmq', 'rich', 'asyncio', 'psutil', 'sqlite3') if m in sys.modules])"
+        f"import sys; import musterd.supervisor.{module}; "
+        f"print([name for name in {others} if name in sys.modules])"
     )
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60

@@ -193,7 +193,7 @@ def test_a_worker_that_crashes_during_the_shutdown_is_not_replaced(muster: type[
     assert of(actions.SpawnWorker, answer) == []
 
 
-def test_a_nursery_that_dies_during_the_shutdown_stays_down(muster: type[Muster]) -> None:
+def test_a_fork_server_that_dies_during_the_shutdown_stays_down(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.submit(TASK)

@@ -21,7 +21,7 @@ def states(m: Any) -> list[str]:
 # -- starting ---------------------------------------------------------------------------------
 
 
-def test_the_nursery_comes_first_and_the_workers_from_it(muster: type[Muster]) -> None:
+def test_the_fork_server_comes_first_and_the_workers_from_it(muster: type[Muster]) -> None:
     m = muster(size=2)
     assert m.tell(events.Started()) == [actions.StartForkServer("p")]
     answer = m.tell(events.ForkServerReady("p", ()))
@@ -47,7 +47,7 @@ def test_a_worker_that_is_not_ready_in_time_is_killed_and_replaced(muster: type[
     assert "start_timeout of 1 s" in of(actions.Report, answer)[0].reason
 
 
-def test_workers_in_line_for_a_nursery_that_forks_are_not_late(muster: type[Muster]) -> None:
+def test_workers_in_line_for_a_fork_server_that_forks_are_not_late(muster: type[Muster]) -> None:
     m = muster(size=3, start_timeout_ns=SECOND_NS)
     m.tell(events.Started())
     m.tell(events.ForkServerReady("p", ()))
@@ -72,7 +72,9 @@ def test_a_hello_after_the_start_timeout_brings_no_work(muster: type[Muster]) ->
     assert of(actions.AssignLeases, m.submit(TaskSpec("t", "p.x", b""))) == []
 
 
-def test_a_nursery_that_does_not_fork_in_time_is_replaced_and_blamed(muster: type[Muster]) -> None:
+def test_a_fork_server_that_does_not_fork_in_time_is_replaced_and_blamed(
+    muster: type[Muster],
+) -> None:
     m = muster(size=2, start_timeout_ns=SECOND_NS)
     m.start()
     m.exit(1)
@@ -185,7 +187,7 @@ def test_a_class_that_cannot_be_loaded_is_fatal_for_its_pool_until_a_reset(
     assert len(of(actions.SpawnWorker, answer)) == 2
 
 
-def test_a_nursery_that_dies_comes_back_at_once_then_with_pauses(muster: type[Muster]) -> None:
+def test_a_fork_server_that_dies_comes_back_at_once_then_with_pauses(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.tell(events.ForkServerExited("p", "killed"))
@@ -196,7 +198,7 @@ def test_a_nursery_that_dies_comes_back_at_once_then_with_pauses(muster: type[Mu
     assert states(m) == ["RUNNING"]
 
 
-def test_workers_wait_for_a_nursery_that_is_coming_back(muster: type[Muster]) -> None:
+def test_workers_wait_for_a_fork_server_that_is_coming_back(muster: type[Muster]) -> None:
     m = muster()
     m.start()
     m.tell(events.ForkServerExited("p", "killed"))
@@ -238,7 +240,7 @@ def test_news_of_a_fork_server_that_was_given_up_is_ignored(muster: type[Muster]
     assert states(m) == ["BACKOFF"]
 
 
-def test_an_import_that_ends_the_nursery_again_and_again_is_fatal(muster: type[Muster]) -> None:
+def test_an_import_that_ends_the_fork_server_again_and_again_is_fatal(muster: type[Muster]) -> None:
     m = muster(size=2)
     m.tell(events.Started())
     for _ in range(3):
@@ -256,7 +258,9 @@ def test_an_import_that_ends_the_nursery_again_and_again_is_fatal(muster: type[M
     assert states(m) == ["STARTING", "STARTING"]
 
 
-def test_a_nursery_that_served_for_long_starts_with_a_clean_record(muster: type[Muster]) -> None:
+def test_a_fork_server_that_served_for_long_starts_with_a_clean_record(
+    muster: type[Muster],
+) -> None:
     m = muster()
     m.start()
     for _ in range(10):
@@ -267,7 +271,7 @@ def test_a_nursery_that_served_for_long_starts_with_a_clean_record(muster: type[
     assert states(m) == ["RUNNING"]
 
 
-def test_a_reset_revives_the_nursery_of_a_pool_whose_workers_still_run(
+def test_a_reset_revives_the_fork_server_of_a_pool_whose_workers_still_run(
     muster: type[Muster],
 ) -> None:
     m = muster()
@@ -279,7 +283,7 @@ def test_a_reset_revives_the_nursery_of_a_pool_whose_workers_still_run(
     assert m.tell(events.ResetRequested(ALL)) == [actions.StartForkServer("p")]
 
 
-def test_forks_that_fail_because_the_nursery_died_are_not_the_slots_fault(
+def test_forks_that_fail_because_the_fork_server_died_are_not_the_slots_fault(
     muster: type[Muster],
 ) -> None:
     m = muster()

@@ -207,7 +207,7 @@ def test_a_successor_that_hangs_is_killed_and_tried_again(muster: type[Muster]) 
     assert reports(m.exit(successor, code=-9)) == ["worker.not_recycled"]
 
 
-def test_a_nursery_that_does_not_fork_the_successor_is_replaced(muster: type[Muster]) -> None:
+def test_a_fork_server_that_does_not_fork_the_successor_is_replaced(muster: type[Muster]) -> None:
     m = muster(max_tasks=1, start_timeout_ns=SECOND_NS)
     m.start()
     wear_out(m)

@@ -106,7 +106,7 @@ def test_a_class_that_takes_too_long_to_load_is_given_up(fleet: Any) -> None:
     assert "pool.roll_failed" in reports(m.wait(2 * SECOND_NS))
 
 
-def test_a_nursery_that_dies_while_it_loads_is_replaced_a_few_times(fleet: Any) -> None:
+def test_a_fork_server_that_dies_while_it_loads_is_replaced_a_few_times(fleet: Any) -> None:
     m = fleet(1)
     change(m, build=NEW)
     for _ in range(FORK_SERVER_TRIES_MAX - 1):
@@ -115,7 +115,7 @@ def test_a_nursery_that_dies_while_it_loads_is_replaced_a_few_times(fleet: Any) 
     assert "pool.roll_failed" in reports(m.tell(events.ForkServerExited("p", "killed", NEW)))
 
 
-def test_a_worker_whose_fork_goes_with_its_nursery_is_tried_again(fleet: Any) -> None:
+def test_a_worker_whose_fork_goes_with_its_fork_server_is_tried_again(fleet: Any) -> None:
     m = fleet(1)
     change(m, build=NEW)
     load(m)
@@ -127,7 +127,7 @@ def test_a_worker_whose_fork_goes_with_its_nursery_is_tried_again(fleet: Any) ->
     assert m.fleet.pools["p"].rollout is not None
 
 
-def test_the_old_nursery_may_die_in_the_middle_of_it(fleet: Any) -> None:
+def test_the_old_fork_server_may_die_in_the_middle_of_it(fleet: Any) -> None:
     m = fleet(2)
     change(m, build=NEW)
     answer = m.tell(events.ForkServerExited("p", "killed", OLD))
@@ -259,7 +259,7 @@ def test_later_workers_that_fail_again_and_again_end_the_roll(fleet: Any) -> Non
     assert (spawn.index, spawn.build) == (1, NEW)
 
 
-def test_a_shutdown_ends_both_nurseries(fleet: Any) -> None:
+def test_a_shutdown_ends_both_fork_servers(fleet: Any) -> None:
     m = fleet(1)
     change(m, build=NEW)
     answer = m.tell(events.ShutdownRequested("asked"))
