@@ -197,6 +197,8 @@ class Logins:
 
         Return whether there was something to do.
         """
+        if not self._over and not self._keeper.held:
+            return False
         over, self._over = self._over, []
         held, self._keeper.held = self._keeper.held, {}
         for places, outcome in over:
@@ -204,7 +206,7 @@ class Logins:
         for places in held:
             if places.is_held(self._state.now_ns):
                 self._end_tasks(places)
-        return bool(over or held)
+        return True
 
     def _login_over(self, places: SessionPlaces, outcome: Outcome | None) -> None:
         wanting, login, places.wanting = places.wanting, places.login, {}
