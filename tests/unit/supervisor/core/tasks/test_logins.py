@@ -127,11 +127,16 @@ def test_several_tasks_that_find_nobody_logged_in_share_one_login(driver: Logins
     assert {each.state for each in driver.outcomes.values()} == {"succeeded"}
 
 
-def test_a_login_task_waits_for_a_place_before_anybody_else(driver: Logins) -> None:
-    assert driver.submit("a", "b", "c", "d", session="wide") == ["a", "b", "c"]
-    driver.submit("e", session="wide", target="elsewhere", priority=0)
-    (login,) = driver.want("a")
-    assert driver.end(login) != []
+def test_a_login_that_a_person_submits_waits_for_a_place_before_anybody_else(
+    driver: Logins,
+) -> None:
+    assert driver.submit("a", session="acme") == ["a"]
+    assert driver.submit("early", session="acme", priority=0) == []
+    assert driver.submit("by-hand", pool="q", session="acme", priority=3) == []
+    assert driver.submit("late", session="acme", target="elsewhere") == []
+    assert driver.end("a") == ["by-hand"]
+    assert driver.end("by-hand") == ["early"]
+    assert driver.end("early") == ["late"]
 
 
 def test_a_single_worker_suffices(muster: type[Muster]) -> None:
