@@ -241,7 +241,11 @@ class SessionPlaces(Places):
 
     def offer_again(self) -> None:
         self._chosen = []
-        if self.bulkhead.free and not self.login:
+        if not self.bulkhead.free:
+            return
+        if self.login:  # it came after the first offer
+            self.waiting.wake_all(logins_only=True)
+        else:
             self.waiting.wake_one_each()
 
 
