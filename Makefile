@@ -42,7 +42,7 @@ DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 help:
 	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
 	@echo "make demo-cluster  three nodes and a PostgreSQL here: 2,000 tasks, a node killed, one stopped, a restart"
-	@echo "make example    a bot that watches five exchanges (EXAMPLE=--demo presses the buttons for you)"
+	@echo "make example    a bot that watches six exchanges (EXAMPLE=--demo types for you)"
 	@echo "make test       set up, then run the test-suite (test-fast: unit tests and a short simulation)"
 	@echo "make test-long  the test-suite with storms, soaks, every combination and all seeds"
 	@echo "make test-trixie  as root: on Debian 13, made in a folder: its systemd, its Python (test-forky: Debian 14)"
@@ -68,7 +68,7 @@ demo: $(VENV)/.browser
 demo-cluster: $(VENV)/.cluster | debian-postgres
 	@$(BIN)/python -m musterd.supervisor.demo.cluster $(DEMO)
 
-example: $(VENV)/.browser
+example: $(VENV)/.browser $(VENV)/.sessions
 	@$(BIN)/python examples/promo_watch/run.py $(EXAMPLE)
 
 run: $(VENV)/.base
@@ -307,6 +307,11 @@ $(VENV)/.browser: $(VENV)/.base | debian-browser
 $(VENV)/.cluster: $(VENV)/.base
 	@echo "installing the cluster extra"
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[cluster]'
+	@touch $@
+
+$(VENV)/.sessions: $(VENV)/.base
+	@echo "installing the sessions extra"
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[sessions]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.browser | debian-build

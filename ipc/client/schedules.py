@@ -65,7 +65,16 @@ class ScheduleKeys(TypedDict, total=False):
     key: str
     cache: Seconds | bool
     debounce: Seconds | bool
-    notify: str  # "task.changed"
+    notify: str  # "task.changed"; the keys below say what counts as a change
+    watch: list[str]
+    ignore: list[str]
+    confirm: int
+    above: float
+    below: float
+    by: float | str  # 10, or "5%"
+    keep: int
+    stale: int
+    session: str
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,6 +7,8 @@ GET  /api/task?id=ID      one task: attempts and history; with the token, argume
 GET  /api/artefact?id=ID&name=NAME
                           a file that a failed attempt left; needs the token
 GET  /api/changes         changes of schedules with notify in one line each, newest first
+GET  /api/schedules       schedules by words: ?q=shop, also those that snapshots have no room for
+GET  /api/schedule?name=N the keys of a schedule that was added; needs the token
 GET  /api/history?name=N  results of a schedule that differ, newest first; with the token, the diffs
 POST /api/actions         see actions.py; needs the token
 POST /api/token           204 if the token is correct
@@ -18,7 +20,7 @@ requests that other pages make.
 import asyncio
 import sys
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -30,7 +32,13 @@ from musterd.ipc.secrets.names import is_sensitive
 from musterd.ipc.watching.difference import summary, unified_diff
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.history import ChangeList, HistoryItem, HistoryList
-from musterd.supervisor.api.status import ArtefactPart, TaskList, TaskStatus
+from musterd.supervisor.api.status import (
+    ArtefactPart,
+    ScheduleKeys,
+    ScheduleList,
+    TaskList,
+    TaskStatus,
+)
 from musterd.supervisor.config.secrets import HIDDEN, sounds_secret
 from musterd.supervisor.text.printable import printable
 from musterd.supervisor.web import actions, snapshot
@@ -57,6 +65,7 @@ DIFF_CHARS_MAX = 20_000  # of one change; `musterctl changes --diff` shows all o
 # What sites wrote must never run here, even if a browser is made to show it.
 SANDBOX = "sandbox; default-src 'none'; frame-ancestors 'none'"
 
+T = TypeVar("T")
 _STATES = frozenset(
     ("", "finished", "queued", "waiting", "running", "succeeded", "failed", "cancelled", "expired")
 )
@@ -89,6 +98,8 @@ class Api:
             Route("/api/task", self._guarded(self.task)),
             Route("/api/artefact", self._guarded(self.artefact)),
             Route("/api/changes", self._guarded(self.changes)),
+            Route("/api/schedules", self._guarded(self.schedules)),
+            Route("/api/schedule", self._guarded(self.schedule)),
             Route("/api/history", self._guarded(self.history)),
             Route("/api/actions", self._guarded(self.act), methods=["POST"]),
             Route("/api/token", self._guarded(self.check_token), methods=["POST"]),
@@ -238,11 +249,30 @@ class Api:
         ]
         return answer(200, {"rows": rows})
 
+    async def schedules(self, request: Request) -> Response:
+        query = request.query_params.get("q", "")
+        if len(query) > QUERY_CHARS_MAX:
+            raise Refused(400, f"more than {QUERY_CHARS_MAX} characters")
+        rows: list[dict[str, Any]] = []
+        more, after = True, ""
+        while more:
+            told = await self._feed.ask(rpc.ListSchedules(after=after), LIST_FRESH_SECONDS)
+            listed = msgspec.json.decode(told, type=ScheduleList)
+            rows += snapshot.schedule_rows(listed.schedules)
+            more = listed.more and bool(listed.schedules)
+            after = rows[-1]["name"] if rows else ""
+        found = [row for row in rows if _matches(row, query.lower().split())]
+        return answer(200, {"rows": found[:LISTED_MAX], "found": len(found)})
+
+    async def schedule(self, request: Request) -> Response:
+        """Answer with the keys of a schedule, to be edited; of arguments, secrets are hidden."""
+        self._entitle(request)
+        told = await self._feed.act(_named(request, rpc.GetSchedule))
+        found = msgspec.json.decode(told, type=ScheduleKeys)
+        return answer(200, {"name": found.name, "keys": self._redacted(found.keys)})
+
     async def history(self, request: Request) -> Response:
-        try:
-            asked = msgspec.convert({"name": request.query_params.get("name", "")}, rpc.ShowHistory)
-        except msgspec.ValidationError as error:
-            raise Refused(400, f"invalid name of a schedule: {error}") from error
+        asked = _named(request, rpc.ShowHistory)
         entitled = self._is_entitled(request)
         told = await self._feed.ask(asked, CHANGES_FRESH_SECONDS)
         entries = msgspec.json.decode(told, type=HistoryList).entries
@@ -283,14 +313,18 @@ class Api:
             raise Refused(400, f"invalid action: {error}") from error
         except ClientDisconnect as error:  # also raised for a body that is too long
             raise Refused(413, "the body is incomplete or too long") from error
-        words = printable(f"{type(action).__name__.lower()} {msgspec.json.encode(action).decode()}")
+        words = printable(action.words())
         caller = request.client.host if request.client is not None else "the Unix socket"
         try:
-            done = actions.outcome(action, await self._feed.act(action.request()))
+            told = await self._feed.act(action.request())
+            if isinstance(action, actions.EditSchedule):
+                told = await self._feed.act(action.edited(told))
+            done = action.outcome(told)
         except MusterdError as error:
             _log(f"{words} requested by {caller}: {error}")
             raise
         _log(f"{words} requested by {caller}: {done}")
+        self._feed.forget()
         self._live.look()
         return answer(200, actions.Done(done))
 
@@ -338,6 +372,14 @@ def history_rows(entries: list[HistoryItem], *, with_diff: bool) -> list[dict[st
 def _address_of(request: Request) -> str:
     """Return the caller's address; "" on a Unix socket."""
     return request.client.host if request.client is not None else ""
+
+
+def _named(request: Request, kind: type[T]) -> T:
+    """Return the question about the schedule that the request names."""
+    try:
+        return msgspec.convert({"name": request.query_params.get("name", "")}, kind)
+    except msgspec.ValidationError as error:
+        raise Refused(400, f"invalid name of a schedule: {error}") from error
 
 
 def _matches(row: dict[str, Any], words: list[str]) -> bool:

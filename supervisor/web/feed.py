@@ -83,6 +83,10 @@ class Feed:
                 "take effect: check again"
             ) from None
 
+    def forget(self) -> None:
+        """Forget answers: something was done, and they tell of the time before."""
+        self._answers.clear()
+
     async def _put(self, question: bytes, params: Params) -> "asyncio.Future[Raw]":
         async with self._connecting:
             asked = self._asked.get(question)

@@ -23,7 +23,6 @@ from musterd.supervisor.api.status import (
     BreakerStatus,
     FleetStatus,
     ScheduleList,
-    ScheduleStatus,
     TaskList,
 )
 from musterd.supervisor.api.verdict import unreachable, verdict
@@ -72,7 +71,7 @@ class Live:
         self._counted: dict[str, int] = {}  # tasks that had ended when a list was last read
         self._memory: MemoryStatus | None = None
         self._breakers: list[BreakerStatus] = []
-        self._schedules: list[ScheduleStatus] = []
+        self._schedules = ScheduleList(schedules=[])
 
     # -- pages --------------------------------------------------------------------------------
 
@@ -156,7 +155,8 @@ class Live:
             await self._ask_more(fleet, sections)
             rows = snapshot.breaker_rows(self._breakers, at, self._instants)
             sections["breakers"] = rows
-            sections["schedules"] = snapshot.schedule_rows(self._schedules)
+            sections["schedules"] = snapshot.schedule_rows(self._schedules.schedules)
+            sections["more_schedules"] = self._schedules.more
             sections["events"] = self._stories.newest()
         sections["daemon"] = self._daemon(fleet, at)
         sections["pools"] = snapshot.pool_rows(fleet)
@@ -181,7 +181,7 @@ class Live:
             sections["memory"] = snapshot.memory_section(self._memory)
             self._breakers = (await self._get(rpc.ListBreakers(), BreakerList)).breakers
         if self._due("schedules", SCHEDULES_EVERY):
-            self._schedules = (await self._get(rpc.ListSchedules(), ScheduleList)).schedules
+            self._schedules = await self._get(rpc.ListSchedules(), ScheduleList)
         ended = sum(p.succeeded + p.failed + p.cancelled + p.expired for p in fleet.pools)
         if self._looks % TASKS_EVERY == 0 or "tasks" not in self._counted:
             if self._counted.get("tasks") != ended:

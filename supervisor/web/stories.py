@@ -24,7 +24,8 @@ RETRY_SECONDS = 3.0  # between attempts to reach the daemon
 # Without level debug: progress makes too many events.
 PARAMS = rpc.Events(follow=True, level="info")
 
-_FIELDS = ("at", "event", "level", "pool", "worker", "task", "attempt", "target", "reason")
+_OF_WHAT = ("pool", "worker", "schedule", "task", "attempt", "target")
+_FIELDS = ("at", "event", "level", *_OF_WHAT, "reason")
 
 Event = dict[str, Any]
 

@@ -32,6 +32,8 @@ class Jobs(Worker):
 
     @task(max_retries=0)
     def fail(self, ctx, text: str) -> None:
+        ctx.artefact("page.html", "<p>no price")
+        ctx.artefact("console.txt", "TypeError: price is undefined")
         raise ValueError(text)
 
     @task(max_retries=0, target="shop")
@@ -190,6 +192,10 @@ def test_a_dead_task_tells_its_story_and_is_retried(
     row.click()
     expect(page.locator("#detail-body")).to_contain_text("Traceback")
     expect(page.locator("#detail-body img")).to_have_count(0)
+    with page.expect_download() as started:
+        page.locator(".artefacts button", has_text="page.html").first.click()
+    assert started.value.suggested_filename.endswith(".page.html")
+    assert started.value.path().read_text() == "<p>no price"
     shot(page, "task")
 
 
@@ -447,6 +453,142 @@ def test_changes_are_listed_and_a_history_shows_the_diff(
     expect(body.locator(".diff")).to_have_count(2)
     assert page.evaluate("document.querySelector('#detail').scrollWidth") <= 360
     shot(page, "changes-phone")
+    context.close()
+
+
+def test_a_schedule_is_added_and_what_is_wrong_is_said_with_its_value(
+    fleet: Any, page: Page, shot: Callable[..., None]
+) -> None:
+    """Nothing that was typed is lost."""
+    page.get_by_role("button", name="Add", exact=True).click()
+    page.get_by_label("Token").fill(TOKEN)
+    page.keyboard.press("Enter")
+    error = page.locator("#schedule-error")
+    expect(page.get_by_label("Name", exact=True)).to_be_focused()
+    page.get_by_label("Name", exact=True).fill("kites")
+    page.get_by_label("Task", exact=True).fill("shops.check")
+    page.get_by_label("Every").fill("5x")
+    page.get_by_label("Arguments").fill('{"shop": ')
+    page.locator("#schedule-save").click()
+    expect(error).to_contain_text("Arguments: not JSON")
+    page.get_by_label("Arguments").fill('{"shop": "a", "seconds": 0}')
+    page.get_by_label("Other keys").fill('{"catch_up": "some"}')
+    page.locator("#schedule-save").click()
+    expect(error).to_contain_text("key 'every': value \"5x\"")
+    expect(error).to_contain_text("key 'catch_up': value \"some\"")
+    shot(page, "schedule-form")
+    page.get_by_label("Every").fill("5m")
+    page.get_by_label("Other keys").fill("")
+    page.locator("#schedule-save").click()
+    expect(page.locator("#schedule")).to_be_hidden()
+    expect(page.locator("#toast")).to_contain_text("schedule kites was added")
+    expect(page.locator('#schedules [data-key="kites"]')).to_contain_text("every 5m")
+    schedules = fleet.client().schedules
+    assert schedules.get("kites").keys == {
+        "task": "shops.check",
+        "every": "5m",
+        "args": {"shop": "a", "seconds": 0},
+        "notify": "task.changed",
+    }
+    schedules.delete("kites")
+
+
+def test_a_schedule_is_run_paused_edited_and_removed(
+    fleet: Any, page: Page, shot: Callable[..., None]
+) -> None:
+    schedules = fleet.client().schedules
+    args = {"shop": "a", "seconds": 0}
+    schedules.put("lamps", task="shops.check", every="5m", args=args, priority="low")
+    unlock(page)
+    row = page.locator('#schedules [data-key="lamps"]')
+    page.route("**/api/schedule?*", lambda route: route.fulfill(**NO_ANSWER), times=1)
+    row.click()
+    body, foot = page.locator("#detail-body"), page.locator("#detail-foot")
+    expect(body).to_contain_text("at run time")
+    expect(body).to_contain_text('"shop": "a"')
+    foot.get_by_role("button", name="Run now").click()
+    confirm(page)
+    expect(body).to_contain_text("succeeded")
+    foot.get_by_role("button", name="Pause").click()
+    confirm(page)
+    expect(body.locator(".tag").first).to_have_text("paused")
+    expect(page.locator("#events tr", has_text="schedule.paused")).to_contain_text("lamps")
+    shot(page, "schedule")
+    foot.get_by_role("button", name="Edit").click()
+    expect(page.get_by_label("Name", exact=True)).not_to_be_editable()
+    page.get_by_label("Every").fill("")
+    page.get_by_label("or cron").fill("30 2 * * *")
+    page.locator("#schedule-save").click()
+    expect(page.locator("#schedule")).to_be_hidden()
+    expect(body).to_contain_text('"cron": "30 2 * * *"')
+    found = schedules.get("lamps")
+    kept = {"task": "shops.check", "args": args, "priority": "low"}
+    assert (found.state, found.keys) == ("paused", {**kept, "cron": "30 2 * * *"})
+    foot.get_by_role("button", name="Resume").click()
+    confirm(page)
+    expect(body.locator(".tag").first).to_have_text("active")
+    foot.get_by_role("button", name="Remove").click()
+    confirm(page)
+    expect(page.locator("#detail")).to_be_hidden()
+    expect(row).to_have_count(0)
+    assert "lamps" not in [each.name for each in schedules.list()]
+
+
+def test_a_schedule_of_the_configuration_is_read_only_and_says_so(
+    fleet: Any, page: Page, shot: Callable[..., None]
+) -> None:
+    unlock(page)
+    page.locator('#schedules [data-key="hourly"]').focus()
+    page.keyboard.press("Enter")
+    body, foot = page.locator("#detail-body"), page.locator("#detail-foot")
+    expect(body).to_contain_text(str(fleet.config_path))
+    expect(body).to_contain_text("read-only here")
+    expect(foot.get_by_role("button", name="Run now")).to_be_visible()
+    expect(foot.get_by_role("button", name="Pause")).to_be_visible()
+    expect(foot.get_by_role("button", name="Edit")).to_have_count(0)
+    expect(foot.get_by_role("button", name="Remove")).to_have_count(0)
+    shot(page, "schedule-of-file")
+
+
+def test_a_schedule_beyond_those_listed_is_found_and_opened(fleet: Any, page: Page) -> None:
+    schedules = fleet.client().schedules
+    names = [f"site-{number:04}" for number in range(620)]
+    schedules.put_many(
+        {name: {"task": "shops.check", "every": "1h", "enabled": False} for name in names}
+    )
+    try:
+        expect(page.locator("#schedule-count")).to_have_text("the first 500")
+        page.get_by_label("Search schedules").fill("site-0619")
+        row = page.locator("#schedules tbody tr")
+        expect(row).to_have_count(1)
+        row.click()
+        expect(page.locator("#detail-title")).to_have_text("Schedule site-0619")
+        expect(page.locator("#detail-body")).to_contain_text("disabled")
+    finally:
+        schedules.delete(*names)
+
+
+def test_the_form_of_a_schedule_fits_a_phone(
+    fleet: Any, browser: Browser, shot: Callable[..., None]
+) -> None:
+    context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme="dark")
+    page = context.new_page()
+    page.goto(fleet.url)
+    unlock(page)
+    page.get_by_role("button", name="Add", exact=True).click()
+    assert page.evaluate("document.querySelector('#schedule').scrollWidth") <= 360
+    shot(page, "schedule-form-phone")
+    page.locator("#schedule-save").click()
+    expect(page.locator("#schedule-error")).to_contain_text("Name: it is missing")
+    expect(page.locator("#schedule-save")).to_be_in_viewport()
+    shot(page, "schedule-form-error-phone")
+    page.keyboard.press("Escape")
+    page.locator('#schedules [data-key="hourly"]').click()
+    assert page.evaluate("document.querySelector('#detail').scrollWidth") <= 360
+    shot(page, "schedule-phone")
+    page.keyboard.press("Escape")
+    page.locator("#h-schedules").scroll_into_view_if_needed()
+    shot(page, "schedules-phone")
     context.close()
 
 

@@ -1,6 +1,5 @@
 """examples/promo_watch as users run it: real daemon, real browsers, exchanges on loopback."""
 
-import asyncio
 import importlib.util
 import os
 import re
@@ -12,10 +11,8 @@ from types import ModuleType
 import psutil
 import pytest
 
-from musterd import Context, Permanent, Retry
 from musterd.supervisor.config.load import load
 from musterd.supervisor.settings.policy import fleet_policy
-from musterd.workers.toolkit import MemoryState
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "promo_watch"
@@ -53,19 +50,38 @@ def test_every_exchange_that_can_answer_does(shown):
     assert len(answers(shown, "tortoise")) == 2, "one of them over kill -9 of the daemon"
 
 
+def test_what_a_login_shows_is_seen_and_one_login_is_enough(shown):
+    assert [price.partition("'")[0] for price, _ in answers(shown, "vault")] == [
+        "49.00 €",
+        "39.00 €",
+    ]
+    assert "vault has counted 1 login, over both deaths" in shown
+
+
 def test_the_exchange_that_hangs_is_left_alone_and_delays_nobody(shown):
-    assert "abyss: no promo: it was silent too often" in shown
+    assert "abyss: nothing to see: it was silent too often" in shown
     assert re.search(r"^abyss +open ", shown, re.MULTILINE)
     quick, slow = (min(seconds for _, seconds in answers(shown, each)) for each in PACES)
     assert quick < slow
 
 
 def test_each_change_is_announced_once(shown):
-    changes = re.findall(r"promo changed: (\w+): '(.*)' -> '(.*)'", shown)
+    changes = re.findall(r"news of (\S+): (.*)", shown)
+    [(kiosk, coffee)] = [each for each in changes if each[0].startswith("watch-")]
+    assert coffee == "promo a coffee with every trade → a cake with every trade"
     assert sorted(changes) == [
-        ("aurora", "no fees in November", "free withdrawals"),
-        ("nimbus", "50 USDT for a friend", "100 USDT for a friend"),
+        ("aurora", "promo no fees in November → free withdrawals"),
+        ("nimbus", "promo 50 USDT for a friend → 100 USDT for a friend"),
+        ("vault", "price 49.00 € → 39.00 €"),
+        (kiosk, coffee),
     ]
+
+
+def test_what_is_watched_by_a_word_outlives_the_daemon_until_it_is_not_wanted(shown):
+    [name] = re.findall(r"/kiosk is watched as (\S+)", shown)
+    assert shown.index("the daemon, at work") < shown.index(f"news of {name}")
+    assert f"{name} is not watched any more" in shown
+    assert re.search(r"/unwatch aurora: schedule 'aurora' is in .*musterd.toml", shown)
 
 
 def test_the_bot_is_never_deaf_and_nothing_is_left(shown):
@@ -92,46 +108,41 @@ def test_the_readme_shows_what_the_demo_prints(shown):
     assert shape((EXAMPLE / "README.md").read_text()) == shape(shown)
 
 
-# -- the workers by themselves ----------------------------------------------------------------
-
-
-@pytest.fixture
-def promos() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("promos", EXAMPLE / "promos.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_result_is_another_one_only_when_the_promo_is(promos):
-    ctx = Context("test")
-    ctx.state = MemoryState()
-
-    def check(promo: str) -> dict[str, str | None]:
-        page = {"promo": promo, "notice": None}
-        return asyncio.run(promos.compare(ctx, "aurora", page))
-
-    first, again, second, still = check("one"), check("one"), check("two"), check("two")
-    assert first == again == {"promo": "one", "before": None}
-    assert second == still == {"promo": "two", "before": "one"}
-
-
-def test_a_page_that_asks_for_patience_gets_it_and_one_without_a_promo_is_not_asked_again(promos):
-    ctx = Context("test")
-    with pytest.raises(Retry, match="back soon"):
-        asyncio.run(promos.compare(ctx, "aurora", {"promo": None, "notice": "back soon"}))
-    with pytest.raises(Permanent, match="aurora shows no promo"):
-        asyncio.run(promos.compare(ctx, "aurora", {"promo": None, "notice": None}))
+# -- the parts by themselves --------------------------------------------------------------------
 
 
 def test_every_exchange_is_watched_and_limited():
     config = load([EXAMPLE / "musterd.toml"], None, [], {}).config
     policy = fleet_policy(config)
-    assert list(config.schedule) == ["aurora", "nimbus", "tortoise", "gremlin", "abyss"]
+    assert set(config.schedule) == {"aurora", "nimbus", "tortoise", "gremlin", "abyss", "vault"}
     for name, schedule in config.schedule.items():
-        assert schedule.args["exchange"] == name
+        assert (schedule.target, schedule.notify) == (name, "task.changed")
         target = policy.target_of(name)
         assert (target.rate, target.max_concurrent) == (5.0, 1)
     assert policy.target_of("abyss").policy == "impatient"
+    assert config.schedule["vault"].session == "vault"
+
+
+def test_each_address_has_a_name_of_its_own_that_a_schedule_may_have(bot: ModuleType):
+    urls = [
+        "https://shop.example/kites",
+        "http://shop.example/kites",
+        "https://shop.example/Kites?page=2",
+        "https://127.0.0.1:8700/" + "long/" * 50,
+        "no address",
+        "€",
+    ]
+    names = [bot.name_of(url) for url in urls]
+    assert len(set(names)) == len(urls)
+    assert all(re.fullmatch(r"[a-z][a-z0-9_-]{0,39}", name) for name in names)
+    assert names == [bot.name_of(url) for url in urls]
+
+
+@pytest.fixture
+def bot() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("bot", EXAMPLE / "bot.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,5 +1,6 @@
 """Standard output and error of workers, with a real daemon."""
 
+import contextlib
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 TALKER = """
@@ -215,10 +217,17 @@ def test_a_follower_that_does_not_read_is_told_what_it_missed(talker):
         follower.communicate()
 
 
+def _is_spare(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error, IndexError):
+        return process.cmdline()[0].startswith("musterd: spare")
+    return False
+
+
 def test_no_descriptor_is_left_of_workers_that_died(talker, waiting):
     daemon = talker()
     files = Path(f"/proc/{daemon.pid}/fd")
     daemon.ctl("restart", "t")
+    waiting("a spare has its descriptors", lambda: any(map(_is_spare, daemon.processes())))
     before = len(list(files.iterdir()))
     for _ in range(5):
         daemon.ctl("restart", "t")

@@ -110,6 +110,7 @@ def shared_fleet(module_muster: Musters, waiting: Waiting) -> Iterator[Any]:
         start=False,
         http__listen="127.0.0.1:0",
         http__token_file=folder_token,
+        schedule__hourly={"task": "jobs.echo", "every": "1h"},
     )
     Path(daemon.folder, "jobs.py").write_text(WORKER)
     token = Path(daemon.folder, "token")
@@ -166,6 +167,92 @@ def test_a_retry_works_with_the_token_and_is_refused_without(fleet: Any, waiting
     assert fleet.web.patient(action="retry", ids=["nothing"])[0] == 409
     waiting("it is in the log", lambda: "retry {" in fleet.log())
     assert TOKEN not in fleet.log()
+
+
+def entitled(fleet: Any, path: str) -> tuple[int, Any]:
+    status, told, _ = fleet.web.ask("GET", path, Authorization=f"Bearer {TOKEN}")
+    return status, told
+
+
+def test_schedules_are_added_edited_and_removed_with_the_token_alone(fleet: Any) -> None:
+    args = {"value": {"page_token": "a-word-of-this-test"}}
+    keys = {"task": "jobs.echo", "every": "1h", "args": args}
+    add = {"action": "schedule.add", "name": "kites", "keys": keys}
+    assert fleet.web.patient(None, **add)[0] == 401
+    assert fleet.web.patient("wrong-token-of-this-test", **add)[0] == 401
+    assert fleet.web.ask("GET", "/api/schedules?q=kites")[1]["found"] == 0
+    assert fleet.web.act(**add) == (200, {"done": "schedule kites was added"})
+    assert fleet.web.ask("GET", "/api/schedules?q=kites")[1]["found"] == 1, "at once"
+    status, told = fleet.web.act(**add)
+    assert status == 400
+    assert "kites" in told["error"]
+    assert fleet.web.ask("GET", "/api/schedule?name=kites")[0] == 401
+    shown = {**keys, "args": {"value": {"page_token": "(hidden)"}}}
+    assert entitled(fleet, "/api/schedule?name=kites") == (200, {"name": "kites", "keys": shown})
+    edit = {"action": "schedule.edit", "name": "kites"}
+    status, told = fleet.web.act(**edit, keys={"args": shown["args"]})
+    assert status == 400
+    assert "not shown here" in told["error"]
+    status, told = fleet.web.act(**edit, keys={"every": "5x", "login": "os:system"})
+    assert status == 400
+    assert '"5x"' in told["error"]
+    assert "login" in told["error"]
+    password = {"args": {"value": 1, "password": "a-word-of-this-test"}}
+    status, told = fleet.web.act(**edit, keys=password)
+    assert status == 400
+    assert "password" in told["error"]
+    assert fleet.web.act(**edit, keys={"cron": "@daily"}, unset=["every"])[0] == 200
+    kept = fleet.client().schedules.get("kites").keys
+    assert kept == {"task": "jobs.echo", "cron": "@daily", "args": args}
+    for word, state in (("pause", "paused"), ("resume", "active")):
+        assert fleet.web.act(action=f"schedule.{word}", name="kites")[0] == 200
+        assert fleet.client().schedules.get("kites").state == state
+    status, told = fleet.web.act(action="schedule.run", name="kites")
+    assert status == 200
+    task = told["done"].rpartition(" ")[2]
+    assert fleet.client().task(task).result(60) == args["value"]
+    remove = {"action": "schedule.remove", "name": "kites"}
+    assert fleet.web.act(**remove) == (200, {"done": "schedule kites was removed"})
+    assert fleet.web.act(**remove)[0] == 404
+    assert fleet.web.act(**edit, keys={"every": "1m"})[0] == 404
+    assert entitled(fleet, "/api/schedule?name=kites")[0] == 404
+    assert "a-word-of-this-test" not in fleet.log()
+
+
+def test_a_schedule_of_a_file_is_not_to_be_changed_and_the_file_is_named(fleet: Any) -> None:
+    for action in (
+        {"action": "schedule.edit", "name": "hourly", "keys": {"every": "2h"}},
+        {"action": "schedule.remove", "name": "hourly"},
+        {"action": "schedule.add", "name": "hourly", "keys": {"task": "jobs.echo", "every": "1h"}},
+    ):
+        status, told = fleet.web.act(**action)
+        assert 400 <= status < 500
+        assert str(fleet.config_path) in told["error"]
+    assert fleet.web.act(action="schedule.pause", name="hourly")[0] == 200
+
+
+def test_what_is_nested_too_deep_for_a_schedule_is_refused(fleet: Any) -> None:
+    for depth in (200, 990, 20_000):
+        value = b'{"a":' * depth + b"1" + b"}" * depth
+        for word in (b"add", b"edit"):
+            action = b'{"action":"schedule.%s","name":"deep","keys":{"args":%s}}' % (word, value)
+            headers = {"Content_Type": "application/json", "Authorization": f"Bearer {TOKEN}"}
+            status, told, _ = fleet.web.ask("POST", "/api/actions", action, **headers)
+            assert 400 <= status < 500, (depth, word)
+            assert told["error"]
+
+
+def test_schedules_that_a_snapshot_has_no_room_for_are_found_by_words(fleet: Any) -> None:
+    schedules = fleet.client().schedules
+    names = [f"site-{number:04}" for number in range(620)]
+    check = {"task": "jobs.echo", "every": "1h", "enabled": False}
+    schedules.put_many({name: {**check} for name in names})
+    status, told, _ = fleet.web.ask("GET", "/api/schedules?q=SITE-061")
+    assert status == 200
+    assert [row["name"] for row in told["rows"]] == [name for name in names if "site-061" in name]
+    assert fleet.web.ask("GET", "/api/schedules?q=site")[1]["found"] == len(names)
+    assert fleet.web.ask("GET", f"/api/schedules?q={'x' * 300}")[0] == 400
+    schedules.delete(*names)
 
 
 def _shown(fleet: Any, task: str, **headers: str) -> Any:

@@ -7,14 +7,8 @@ Pure calculation, for the schedules of a daemon (core/tasks/schedules.py) and fo
 from msgspec import Struct
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import (
-    Rejection,
-    TaskSpec,
-)
-from musterd.ipc.wire.schedule_messages import (
-    PERHAPS_MADE,
-    STILL_RUNNING,
-)
+from musterd.ipc.wire.messages import HIGH, Rejection, TaskSpec
+from musterd.ipc.wire.schedule_messages import PERHAPS_MADE, STILL_RUNNING
 from musterd.supervisor.core.model.policy import SchedulePolicy
 from musterd.supervisor.core.model.timing import Every
 
@@ -80,7 +74,7 @@ def run_spec(
         id=f"{RUN_PREFIX}{policy.name}.{instant_ns:x}{mark}{'m' if by_hand else ''}",
         name=policy.task,
         args=policy.args,
-        priority=policy.priority,
+        priority=min(policy.priority, HIGH) if by_hand else policy.priority,  # a person waits
         target=policy.target or site,
         timeout_ns=policy.timeout_ns,
         max_retries=policy.max_retries,

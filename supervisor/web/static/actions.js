@@ -8,6 +8,8 @@ let configured = false;
 
 export const credentials = () => (token ? { Authorization: `Bearer ${token}` } : {});
 export const possible = () => configured;
+export const unlocked = () => Boolean(token);
+export const complain = (error) => toast(error.message, true);
 
 export function configure(on) {
   configured = on;
@@ -57,6 +59,20 @@ function ask({ title, text, yes, label = "", type = "text", value = "", act }) {
   });
 }
 
+// Returns what the web process answers; throws its error in words.
+export async function told(path, query) {
+  let answer, found;
+  try {
+    answer = await fetch(`${path}?${new URLSearchParams(query)}`, { headers: credentials(), cache: "no-store" });
+    found = await answer.json();
+  } catch {
+    throw new Error("The web process does not respond.");
+  }
+  if (answer.ok) return found;
+  if (answer.status === 401) keep("");
+  throw new Error(found.error ?? `HTTP ${answer.status}`);
+}
+
 async function post(path, body, given) {
   let answer;
   try {
@@ -88,6 +104,8 @@ export function unlock() {
   });
 }
 
+export const ensure = async () => Boolean(token) || unlock();
+
 export function toggle() {
   if (token) { keep(""); toast("Actions are locked."); }
   else unlock();
@@ -105,20 +123,19 @@ export async function download(id, name) {
     link.click();
     setTimeout(() => URL.revokeObjectURL(address), 60000);
   } catch (error) {
-    toast(error.message, true);
+    complain(error);
   }
+}
+
+// Posts an action, and tells what was done.
+export async function act(action) {
+  toast((await post("/api/actions", action, token)).done);
 }
 
 // Asks `question` (see ask) and posts the action that `make` returns for the input.
 export async function perform(question, make) {
-  if (!token && !(await unlock())) return false;
-  return ask({
-    ...question,
-    act: async (typed) => {
-      const told = await post("/api/actions", make(typed), token);
-      toast(told.done);
-    },
-  });
+  if (!(await ensure())) return false;
+  return ask({ ...question, act: (typed) => act(make(typed)) });
 }
 
 export const retry = (ids) => perform({
@@ -158,3 +175,27 @@ export const reset = (target) => perform({
   text: "It closes, its failures are forgotten, and tasks waiting for this site start.",
   yes: "Reset",
 }, () => ({ action: "reset", target }));
+
+export const runSchedule = (name) => perform({
+  title: `Run ${name} now?`,
+  text: "A task is made at once, with the schedule's own arguments. The next run stays where it is.",
+  yes: "Run now",
+}, () => ({ action: "schedule.run", name }));
+
+export const pauseSchedule = (name) => perform({
+  title: `Pause ${name}?`,
+  text: "No runs are made until it is resumed, also over a restart.",
+  yes: "Pause",
+}, () => ({ action: "schedule.pause", name }));
+
+export const resumeSchedule = (name) => perform({
+  title: `Resume ${name}?`,
+  text: "Runs are made again; those of the pause are not caught up with.",
+  yes: "Resume",
+}, () => ({ action: "schedule.resume", name }));
+
+export const removeSchedule = (name) => perform({
+  title: `Remove ${name}?`,
+  text: "No further runs are made, and its history is forgotten. A run under way finishes.",
+  yes: "Remove",
+}, () => ({ action: "schedule.remove", name }));

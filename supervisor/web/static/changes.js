@@ -62,11 +62,9 @@ export class Changes {
     const { name } = opened;
     let told, problem = "";
     try {
-      const answer = await fetch(`/api/history?${new URLSearchParams({ name })}`, { headers: actions.credentials(), cache: "no-store" });
-      told = await answer.json();
-      if (!answer.ok) problem = told.error;
-    } catch {
-      problem = "The web process does not respond.";
+      told = await actions.told("/api/history", { name });
+    } catch (error) {
+      problem = error.message;
     }
     if (this.opened !== opened || !$("detail").open || $("detail-title").textContent !== `History of ${name}`) return;
     if (problem) {

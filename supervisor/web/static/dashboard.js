@@ -6,7 +6,8 @@ import { $, el, mark, reconcile, rove, say } from "./dom.js";
 import { bytes, clock, count, duration, moment, percent, rate } from "./format.js";
 import { Live } from "./live.js";
 import { Plot } from "./plot.js";
-import { Tasks, tag } from "./tasks.js";
+import { Schedules } from "./schedules.js";
+import { Tasks } from "./tasks.js";
 
 const PRIORITIES = ["critical", "high", "normal", "low"];
 const MEANING = { RUNNING: "ok", BUSY: "work", STARTING: "", DRAINING: "", STOPPED: "", BACKOFF: "warning", FATAL: "bad" };
@@ -15,6 +16,7 @@ const BREAKER = { closed: "", open: "t-bad", "half-open": "t-warning", "forced-o
 const live = new Live();
 const tasks = new Tasks(live);
 const changes = new Changes(live);
+const schedules = new Schedules(live, tasks, changes);
 const plots = [
   new Plot($("plot-rate"), ["succeeded", "failed"], { unit: "/s", show: rate }),
   new Plot($("plot-queue"), PRIORITIES, { stacked: true, show: count }),
@@ -280,7 +282,7 @@ function openWorker(name) {
   $("detail").showModal();
 }
 
-// -- breakers, schedules, events -----------------------------------------------------------------
+// -- breakers, events -----------------------------------------------------------------
 
 function breakers() {
   const rows = live.state.breakers;
@@ -303,24 +305,6 @@ function breakers() {
   });
 }
 
-function schedules() {
-  const rows = live.state.schedules;
-  if (!rows) return;
-  $("schedules-empty").hidden = rows.length > 0;
-  say($("schedules-empty"), "No schedules configured.");
-  reconcile($("schedules").tBodies[0], rows.map((row) => [row.name, row]), () => el("tr", {}, ...["", "dim wide", "n", ""].map((each) => el("td", { class: each }))), (node, row) => {
-    const cells = node.cells;
-    say(cells[0], row.name);
-    cells[0].title = `${row.name}: ${row.task}`;
-    say(cells[1], row.when);
-    node.next = row.state === "active" ? row.next_at : 0;
-    node.idle = row.state;
-    if (cells[3].textContent !== (row.last_state || "–")) cells[3].replaceChildren(row.last_state ? tag(row.last_state) : "–");
-    cells[3].title = `${count(row.runs)} runs, ${count(row.skipped)} skipped` +
-      (row.skipped_why ? `, the last because ${row.skipped_why}` : "");
-  });
-}
-
 function events() {
   const rows = live.state.events;
   if (!rows) return;
@@ -328,14 +312,14 @@ function events() {
   say($("events-empty"), "No events yet.");
   const seen = new Map();
   const pairs = rows.map((row) => {
-    const key = `${row.at} ${row.event} ${row.worker ?? ""} ${row.task ?? ""}`;
+    const key = `${row.at} ${row.event} ${row.worker ?? row.schedule ?? ""} ${row.task ?? ""}`;
     const times = (seen.get(key) ?? 0) + 1;
     seen.set(key, times);
     return [`${key} ${times}`, row];
   });
   reconcile($("events").tBodies[0], pairs, (row) => {
     const why = row.reason ?? row.task ?? "";
-    return el("tr", { class: row.level ?? "" }, el("td", { title: moment(row.at) }, clock(row.at)), el("td", { title: row.event }, row.event), el("td", {}, row.worker ?? row.pool ?? row.target ?? ""), el("td", { class: "dim", title: why }, why));
+    return el("tr", { class: row.level ?? "" }, el("td", { title: moment(row.at) }, clock(row.at)), el("td", { title: row.event }, row.event), el("td", {}, row.worker ?? row.schedule ?? row.pool ?? row.target ?? ""), el("td", { class: "dim", title: why }, why));
   }, () => {});
 }
 
@@ -343,20 +327,16 @@ function countdowns() {
   const now = live.now();
   leases();
   for (const node of $("breakers").tBodies[0].rows) say(node.cells[2], node.until ? duration(node.until - now) : "–");
-  for (const node of $("schedules").tBodies[0].rows) {
-    say(node.cells[2], node.next ? duration(node.next - now) : node.idle);
-    const at = node.next ? moment(node.next) : "";
-    if (node.cells[2].title !== at) node.cells[2].title = at;
-  }
+  schedules.second();
 }
 
 // -- news ----------------------------------------------------------------------------------------
 
-const PARTS = { pools: [pools, figures], workers: [workers], memory: [memory], breakers: [breakers], schedules: [schedules, () => changes.switched()], events: [events], cluster: [cluster, () => tasks.switched()] };
+const PARTS = { pools: [pools, figures], workers: [workers], memory: [memory], breakers: [breakers], schedules: [() => schedules.render(), () => changes.switched()], events: [events], cluster: [cluster, () => tasks.switched()] };
 
 live.addEventListener("news", ({ detail: news }) => {
   if (!live.state.daemon) { health(); return; } // the daemon has not answered yet
-  if ("actions" in news) { actions.configure(news.actions); pools(); breakers(); }
+  if ("actions" in news) { actions.configure(news.actions); pools(); breakers(); schedules.render(); }
   for (const [name, parts] of Object.entries(PARTS)) if (name in news) parts.forEach((part) => part());
   if (news.points || news.point) draw();
   if ("tasks" in news || "dead" in news) tasks.render();

@@ -97,6 +97,7 @@ export function toast(text, wrong = false) {
 
 for (const dialog of document.querySelectorAll("dialog")) {
   dialog.addEventListener("click", (event) => {
-    if (event.target === dialog || event.target.closest("[data-close]")) dialog.close();
+    const outside = event.target === dialog && !dialog.querySelector("form"); // what was typed stays
+    if (outside || event.target.closest("[data-close]")) dialog.close();
   });
 }

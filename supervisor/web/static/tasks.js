@@ -144,15 +144,14 @@ export class Tasks {
     $("detail-foot").replaceChildren();
     if (!dialog.open) dialog.showModal();
     $("detail-body").focus();
-    let task, problem = "";
+    let task;
     try {
-      const answer = await fetch(`/api/task?${new URLSearchParams({ id, node: this.#node() })}`, { headers: actions.credentials(), cache: "no-store" });
-      task = await answer.json();
-      if (!answer.ok) problem = task.error;
-    } catch {
-      problem = "The web process does not respond.";
+      task = await actions.told("/api/task", { id, node: this.#node() });
+    } catch (error) {
+      $("detail-body").replaceChildren(el("p", { class: "empty bad" }, error.message));
+      return;
     }
-    if (problem) { $("detail-body").replaceChildren(el("p", { class: "empty bad" }, problem)); return; }
+    if ($("detail-title").textContent !== `Task ${id}`) return; // another one was opened meanwhile
     say($("detail-title"), task.name);
     $("detail-body").replaceChildren(...this.#detail(task));
     $("detail-foot").replaceChildren(...this.#buttons(task));

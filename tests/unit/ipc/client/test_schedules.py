@@ -23,6 +23,7 @@ from musterd.ipc.wire.schedule_messages import (
     PUT_BYTES_MAX,
     PUTS_MAX,
 )
+from musterd.supervisor.config.schema import ScheduleConfig
 
 NOW = 10**9
 
@@ -126,3 +127,8 @@ def test_each_refusal_is_an_error_that_says_why() -> None:
     many = [Rejection(f"s{number}", wire.INVALID_SCHEDULE, "no") for number in range(100)]
     with pytest.raises(InvalidSchedule, match="and 80 more problems"):
         schedules._check([answered(*many)])
+
+
+def test_keys_that_type_checkers_know_are_those_of_the_configuration():
+    known = {field.encode_name for field in msgspec.structs.fields(ScheduleConfig)}
+    assert set(schedules.ScheduleKeys.__annotations__) == known

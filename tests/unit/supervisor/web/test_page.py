@@ -5,15 +5,18 @@ import os
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import (
+    ScheduleKeys,
     TaskFailure,
     TaskStatus,
     WorkerStatus,
 )
+from musterd.supervisor.config.secrets import HIDDEN
 from musterd.supervisor.web import actions, snapshot
 from musterd.supervisor.web.api import ARGUMENTS_CHARS_MAX, Api
 from musterd.supervisor.web.security import CALLERS_MAX, Rates
@@ -227,9 +230,42 @@ def test_actions_are_what_they_say_and_nothing_else() -> None:
         b'{"action":"scale","pool":"jobs","size":1,"more":2}',
         b'{"action":"retry","ids":[]}',
         b'{"action":"drain"}',
+        b'{"action":"schedule.add","name":"kites"}',
+        b'{"action":"schedule.add","name":"","keys":{}}',
+        b'{"action":"schedule.run","name":"kites","keys":{}}',
     ):
         with pytest.raises(actions.msgspec.DecodeError):
             actions.decode(bad)
+
+
+def test_an_edit_changes_what_it_names_and_leaves_the_rest() -> None:
+    edit = actions.decode(
+        b'{"action":"schedule.edit","name":"kites","keys":{"cron":"@daily"},"unset":["every"]}'
+    )
+    assert isinstance(edit, actions.EditSchedule)
+    assert edit.request() == rpc.GetSchedule(name="kites")
+    found = ScheduleKeys(
+        name="kites",
+        state="active",
+        task="jobs.look",
+        when="every 5m",
+        keys={"task": "jobs.look", "every": "5m", "args": {"token": "t"}},
+    )
+    told = msgspec.Raw(msgspec.json.encode(found))
+    kept = {"task": "jobs.look", "args": {"token": "t"}, "cron": "@daily"}
+    assert edit.edited(told) == rpc.PutSchedules([rpc.NewSchedule("kites", kept)])
+    hidden = actions.EditSchedule("kites", {"args": {"auth": [{"token": HIDDEN}]}})
+    with pytest.raises(rpc.RpcError, match="musterctl schedule edit kites"):
+        hidden.edited(told)
+
+
+def test_the_log_has_the_keys_of_a_schedule_and_not_their_values() -> None:
+    keys = {"task": "jobs.look", "args": {"password": "hunter2"}, "x" * 1000: 1}
+    for action in (actions.AddSchedule("kites", keys), actions.EditSchedule("kites", keys)):
+        words = action.words()
+        assert words.startswith(f"schedule.{type(action).__name__[:-8].lower()} kites: task, args")
+        assert "hunter2" not in words
+        assert len(words) < 500
 
 
 def test_one_who_asks_too_often_does_not_slow_down_others_and_many_are_forgotten() -> None:

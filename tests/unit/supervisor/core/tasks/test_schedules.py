@@ -13,6 +13,10 @@ from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
 from musterd.ipc.wire.history import HistoryEntry
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
+    CRITICAL,
+    HIGH,
+    LOW,
+    NORMAL,
     VIEW_BYTES_MAX,
     Change,
     Completion,
@@ -632,6 +636,17 @@ def test_a_run_by_hand_is_made_at_once_and_changes_no_instant(clockwork: Any) ->
     clock.finish()
     clock.tell(schedule_events.SchedulePauseRequested("s", False, b"me"))
     assert instants(clock.wait(MINUTE_NS)) == [60]
+
+
+@pytest.mark.parametrize(("own", "by_hand"), [(LOW, HIGH), (NORMAL, HIGH), (CRITICAL, CRITICAL)])
+def test_a_run_by_hand_goes_before_those_of_the_clock(
+    clockwork: Any, own: int, by_hand: int
+) -> None:
+    clock = clockwork(priority=own)
+    assert [spec.priority for spec in made(clock.wait(MINUTE_NS))] == [own]
+    clock.finish()
+    answer = clock.tell(schedule_events.ScheduleRunRequested("s", b"me"))
+    assert [spec.priority for spec in made(answer)] == [by_hand]
 
 
 def test_a_run_by_hand_respects_one_that_is_alive(clockwork: Any) -> None:
