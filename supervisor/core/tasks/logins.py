@@ -229,6 +229,8 @@ class Logins:
         failure = Failure(SHUT, HELD_TYPE, self._why(places))
         for lane in list(places.lanes):
             for task in [each for each in lane.tasks if each.lane is lane]:
+                if task.route.pool.arriving:
+                    break  # others of its key may still be in the store; it is looked at again
                 task.route.pool.queue.discard(task)
                 self._ledger.finish(task, FAILED, failure=failure)
         places.waiting.wake_all()  # lanes with more tasks on disk
