@@ -38,6 +38,7 @@ class SessionRule(Struct, array_like=True, frozen=True):
     logged_out: tuple[str, ...] = ()  # globs of addresses
     sites: tuple[str, ...] = ()  # hosts whose cookies and storage are kept; empty: all
     keep_ns: int = KEEP_NS
+    login_task: str = ""  # "pool.method": a task logs in, which the supervisor runs
 
 
 class SessionAccess(Struct, array_like=True, frozen=True):

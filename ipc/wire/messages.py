@@ -83,6 +83,7 @@ CRASH = "crash"  # the worker died under the task
 CANCEL = "cancel"  # the handler was told to stop and did
 SHUT = "open"  # the task did not wait for its site, whose breaker is open; nothing has failed here
 SHUT_TYPE = "BreakerOpen"  # Failure.type of such a task
+NO_LOGIN, LOGGED_IN, LOGIN_FAILED, LOGIN_WANTED = range(4)  # Completion.login
 POISON = "PoisonTask"  # Failure.type of a task that killed its workers and is not run any more
 
 USUAL = "usual"  # in a list of exceptions for a breaker: those that count without such a list
@@ -104,8 +105,7 @@ Number = Annotated[int, Meta(ge=0, le=2**62)]  # of a request, a lease, a protoc
 Retries = Annotated[int, Meta(ge=NOT_GIVEN, le=1000)]
 Word = Annotated[str, Meta(max_length=200)]  # a token, a version
 FailureText = Annotated[str, Meta(max_length=FAILURE_CHARS_MAX)]
-# Longer than what a metric may have: one that is a little too long costs the metric and not the
-# message, which has results too (core/model/counters.py).
+# Longer than a metric may be: that costs the metric, not the message (core/model/counters.py).
 SampleText = Annotated[str, Meta(max_length=16 * SAMPLE_CHARS_MAX)]
 KEY_LENGTH_MAX = 200
 Key = Annotated[str, Meta(max_length=KEY_LENGTH_MAX)]
@@ -449,10 +449,10 @@ class Completion(Struct, array_like=True, frozen=True, gc=False):
     run_ns: Nanoseconds
     value: Annotated[bytes, Meta(max_length=RESULT_BYTES_MAX)] = b""
     failure: Failure | None = None
-    # Computed in the worker where the backoff is user code.
-    retry_delay_ns: Annotated[int, Meta(ge=NOT_GIVEN, le=2**62)] = NOT_GIVEN
+    retry_delay_ns: Annotated[int, Meta(ge=NOT_GIVEN, le=2**62)] = NOT_GIVEN  # of user code
     clears: Key = ""  # key of the state that a success makes obsolete
     view: View | None = None  # where the lease has rules in `watch`, and the handler succeeded
+    login: Annotated[int, Meta(ge=0, le=LOGIN_WANTED)] = NO_LOGIN  # WANTED: its task has to run
 
 
 class Sample(Struct, array_like=True, frozen=True, gc=False):

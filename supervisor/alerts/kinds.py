@@ -14,6 +14,7 @@ from musterd.supervisor.api.cluster import DOWN, ClusterStatus
 
 # The field of an event that names its subject.
 WORKER, POOL, TARGET, SCHEDULE, NOBODY = "worker", "pool", "target", "schedule", ""
+SESSION = "session"  # of [sessions]
 NODE = "node"  # of the cluster
 CHANGED = "task.changed"  # no incident: see changes.py
 
@@ -129,6 +130,9 @@ KINDS: dict[str, Kind] = {
     "breaker.half_open": Kind(TARGET),
     "breaker.closed": Kind(TARGET),
     "breaker.disabled": Kind(TARGET),
+    "session.held": _lasting(SESSION, "session.resumed"),
+    "session.resumed": Kind(SESSION),
+    "session.no_login": Kind(SESSION),
     # Schedules.
     "schedule.paused": _lasting(SCHEDULE, "schedule.resumed"),
     "schedule.resumed": Kind(SCHEDULE),
@@ -153,6 +157,7 @@ USUAL = (
     "worker.fatal",
     "pool.fatal",
     "breaker.open",
+    "session.held",
     "task.dead",
     "store.failing",
     "daemon.silent",
@@ -194,6 +199,7 @@ class Happening(Struct, frozen=True):
     at: float = 0.0  # wall-clock time, shown only
     count: int = 1  # number of occurrences
     node: str = ""
+    session: str = ""
 
     def subject_of(self, kind: str) -> str:
         """Return the subject of a condition of this kind in this event."""
@@ -232,6 +238,7 @@ class Survey(Struct, frozen=True):
     breakers: dict[str, str] = {}  # target -> state
     paused: frozenset[str] = frozenset()  # schedules
     stale: frozenset[str] = frozenset()  # schedules whose runs fail
+    held: frozenset[str] = frozenset()  # sessions whose logins fail
     stage: str = "normal"  # of memory
     problem: str = ""  # of the daemon
     web: str = ""  # the state of the web process
@@ -253,6 +260,8 @@ class Survey(Struct, frozen=True):
                 found = _sure(subject in self.paused)
             case "watch":
                 found = _sure(subject in self.stale)
+            case "session":
+                found = _sure(subject in self.held)
             case "web":
                 up = self.web in ("", "up")  # "": there is no web process
                 found = Finding.OVER if up else Finding.UNKNOWN
@@ -320,6 +329,7 @@ class Survey(Struct, frozen=True):
         ]
         found += [Happening("schedule.paused", schedule=name) for name in sorted(self.paused)]
         found += [Happening("watch.stale", schedule=name) for name in sorted(self.stale)]
+        found += [Happening("session.held", session=name) for name in sorted(self.held)]
         if self.cluster is not None and self.cluster.unreachable:  # lost nodes: others tell of them
             found.append(Happening("cluster.unreachable", text=self.cluster.reason))
         reached = _LEVELS.get(self.stage, 0)

@@ -512,6 +512,7 @@ def happening(fields: dict[str, Any]) -> Happening:
         float(fields.get("at", 0.0)),
         max(1, int(fields.get("count", 1))) if kind == "task.dead" else 1,
         str(fields.get("node", "")),
+        str(fields.get("session", "")),
     )
 
 

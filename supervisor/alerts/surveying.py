@@ -16,6 +16,7 @@ from musterd.supervisor.api.status import (
     FleetStatus,
     PoolStatus,
     ScheduleList,
+    SessionList,
     WorkerStatus,
 )
 
@@ -31,6 +32,7 @@ class Surveyor:
         self._memory = MemoryStatus(enabled=False, level="normal", stage="normal")
         self._breakers = BreakerList(breakers=[])
         self._schedules: dict[str, set[str]] = {}
+        self._held = SessionList(sessions=[])
 
     def ask(self, asking: Asking) -> None:
         """Send requests; answers come in the same order, so the last one completes the survey.
@@ -64,12 +66,16 @@ class Surveyor:
             else:
                 asking.ask(rpc.Status(), status)
 
+        def held(result: Raw) -> None:
+            self._held = msgspec.json.decode(result, type=SessionList)
+
         def status(result: Raw) -> None:
             if number == self._number:
                 self._made(msgspec.json.decode(result, type=FleetStatus))
 
         asking.ask(rpc.ShowMemory(), memory)
         asking.ask(rpc.ListBreakers(), breakers)
+        asking.ask(rpc.ListSessions(held=True), held)
         list_next(0)
 
     def _made(self, fleet: FleetStatus) -> None:
@@ -83,6 +89,7 @@ class Surveyor:
             breakers={each.target: each.state for each in self._breakers.breakers},
             paused=frozenset(self._schedules["paused"]),
             stale=frozenset(self._schedules["stale"]),
+            held=frozenset(each.name for each in self._held.sessions),
             stage=self._memory.stage,
             problem=fleet.problem,
             web=fleet.web.state if fleet.web is not None else "",

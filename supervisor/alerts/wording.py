@@ -30,6 +30,7 @@ MEANINGS = {
     "worker.crashed": "the worker crashed",
     "worker.hung": "the worker hung",
     "breaker.open": "the site keeps failing: its circuit breaker is open",
+    "session.held": "its logins fail: its tasks fail, too, until a login is tried again",
     "task.dead": "tasks failed for good",
     "task.quarantined": "tasks crashed too many workers",
     "task.fallback": "tasks failed and fell back",

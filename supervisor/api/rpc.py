@@ -303,10 +303,16 @@ class SetBreaker(Params, frozen=True):
 
 
 class ListSessions(Params, frozen=True):
-    pass
+    held: bool = False  # only those whose logins fail, without what is kept of them
 
 
 class ForgetSession(Params, frozen=True):
+    name: Annotated[str, Meta(min_length=1, max_length=SESSION_CHARS_MAX)]
+
+
+class ResetSession(Params, frozen=True):
+    """Let tasks of a session log in again, after logins that failed."""
+
     name: Annotated[str, Meta(min_length=1, max_length=SESSION_CHARS_MAX)]
 
 
@@ -410,6 +416,7 @@ METHODS: dict[str, type[Params]] = {
     "breaker.set": SetBreaker,
     "sessions.list": ListSessions,
     "sessions.forget": ForgetSession,
+    "sessions.reset": ResetSession,
     "schedule.list": ListSchedules,
     "schedule.get": GetSchedule,
     "schedule.put": PutSchedule,

@@ -403,6 +403,10 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     running: int = 0  # tasks that use it
     waiting: int = 0  # tasks that wait for it
     problem: str = ""
+    login_task: str = ""  # id of the login task that its tasks wait for
+    login_failures: int = 0  # logins in a row that have failed ...
+    login_problem: str = ""  # ... and the error of the last one
+    held_seconds: float = 0.0  # for so long no login is tried, and tasks fail
 
 
 class SessionList(Struct, frozen=True, kw_only=True):

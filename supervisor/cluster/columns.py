@@ -77,7 +77,7 @@ SIGNATURES = {
     "states_1": "int text[] bigint[] text[] bool[] bytea[] bigint[]",
     "statistics_1": "bigint",
     "submit_1": "text[] text[] bytea[] smallint[] text[] text[] bigint[] int[] bigint[] bigint[] "
-    "bigint[] bigint[] bytea[] text[] text[] text[] bytea[] bigint bool",
+    "bigint[] bigint[] bytea[] text[] text[] text[] bytea[] text[] bigint bool",
     "tick_1": "text",
     "told_1": "bigint[]",
     "untold_1": "bigint",
@@ -106,6 +106,7 @@ SPEC_COLUMNS: tuple[Column[TaskSpec], ...] = (
     (lambda s: s.policy, ""),
     (lambda s: s.on_open, ""),
     (lambda s: s.watch, b""),
+    (lambda s: s.session, ""),
 )
 
 
@@ -136,12 +137,6 @@ END_COLUMNS: tuple[Column[End], ...] = (
 )
 
 
-NO_SESSIONS = (
-    "sessions stay on one machine, and this pool is shared by a cluster: submit the task to a pool "
-    "that is not in cluster.pools"
-)
-
-
 def columns(of: Sequence[Column[T]], rows: Sequence[T]) -> list[list[Any] | None]:
     """Return a list for each column, with None where a row leaves it out; None for an empty one."""
     lists: list[list[Any] | None] = []
@@ -163,10 +158,8 @@ def possible(names: Sequence[str]) -> list[str]:
 
 def unsendable(spec: TaskSpec) -> str:
     """Say why a task cannot even be sent to PostgreSQL, or ""; its functions check the rest."""
-    texts = (spec.id, spec.name, spec.target, spec.key, spec.policy, spec.on_open, spec.fallback_on)
-    if spec.session:
-        return f"session '{spec.session}': {NO_SESSIONS}"
-    if any("\0" in text for text in texts):
+    names = (spec.id, spec.name, spec.target, spec.key, spec.session)
+    if any("\0" in text for text in (*names, spec.policy, spec.on_open, spec.fallback_on)):
         return "a name, target or key has a NUL character"
     numbers = (spec.timeout_ns, spec.delay_ns, spec.expires_ns, spec.cache_ns, spec.debounce_ns)
     if any(abs(number) >= BIGINT_MAX for number in numbers) or abs(spec.max_retries) >= INT_MAX:

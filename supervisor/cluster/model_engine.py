@@ -320,7 +320,7 @@ class ModelEngine(Schedules):
             task.attempt,
             task.crashes,
             task.interruptions,
-            task.class_,
+            self.policy_of(task.spec) if task.spec.session else task.class_,
             task.probe != 0,
             left_ns,
         )

@@ -24,7 +24,6 @@ from musterd.ipc.wire.messages import (
     Rejection,
     TaskSpec,
 )
-from musterd.supervisor.cluster.columns import NO_SESSIONS
 from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
     JOINED_MAX,
@@ -36,6 +35,8 @@ from musterd.supervisor.cluster.model_records import JOINED, Board, Done, Group,
 from musterd.supervisor.cluster.model_sites import Site, Sites
 from musterd.supervisor.cluster.watching import SeenRun
 from musterd.supervisor.core.model.queue import CRITICAL_RESERVE_PERCENT, HIGH_RESERVE_PERCENT
+
+SESSION_MARK = "\x02"  # before the name of a session that stands in place of a class
 
 
 class Base:
@@ -57,11 +58,18 @@ class Base:
 
     def class_limit(self, class_: str) -> int:
         known = self.rules.classes.get(class_)
+        if class_.startswith(SESSION_MARK):
+            return 1
         return known.max_concurrent if known is not None else 0
 
-    def class_of(self, spec: TaskSpec) -> str:
+    def policy_of(self, spec: TaskSpec) -> str:
+        """Return the resilience class of a task."""
         known = self.rules.targets.get(spec.target, self.rules.target)
         return spec.policy or (known.policy if spec.target else "")
+
+    def class_of(self, spec: TaskSpec) -> str:
+        """Return the class of a task's lane: its session, else its resilience class."""
+        return f"{SESSION_MARK}{spec.session}" if spec.session else self.policy_of(spec)
 
     def followers(self, task: Task) -> list[Task]:
         group = self.board.groups.get(task.spec.key) if task.spec.key else None
@@ -148,10 +156,8 @@ class Intake(Base):
             return _rejected(spec, UNKNOWN_TASK, f"no node has a pool for '{spec.name}'")
         if self.board.declared(spec.name) is None:
             return _rejected(spec, UNKNOWN_TASK, f"no node has a task '{spec.name}'")
-        if spec.session or (spec.policy and spec.policy not in self.rules.classes):
-            unknown = f"there is no class '{spec.policy}'"
-            why = f"session '{spec.session}': {NO_SESSIONS}" if spec.session else unknown
-            return _rejected(spec, INVALID_TASK, why)
+        if spec.policy and spec.policy not in self.rules.classes:
+            return _rejected(spec, INVALID_TASK, f"there is no class '{spec.policy}'")
         group = self.board.groups.get(spec.key) if spec.key else None
         if group is not None and group.name != spec.name:
             why = f"key '{spec.key}' is in use by a '{group.name}'"

@@ -67,7 +67,8 @@ class Task(Struct, eq=False):
     def memory_name(self) -> str:
         """Return the name under which results are remembered. A task's name has no space."""
         spec = self.spec
-        return f"{spec.name} {spec.key or derived_key(spec.name, spec.args)}"
+        key = spec.key or derived_key(spec.name, spec.args + spec.session.encode())
+        return f"{spec.name} {key}"
 
     def view(self, node: str, wall_ns: int) -> TaskView:
         """Return what people see of it. `wall_ns` is what to add for wall-clock time."""

@@ -126,6 +126,7 @@ def grant(row: Row) -> Grant:
         policy=row[21] or "",
         on_open=row[22] or "",
         watch=row[23] or b"",
+        session=row[24] or "",
     )
     return Grant(spec, claim, attempt, crashes, interruptions, class_, probe, expires_in)
 

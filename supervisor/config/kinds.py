@@ -333,6 +333,13 @@ class TaskName(Text, frozen=True):
         return name
 
 
+class OptionalTaskName(TaskName, frozen=True):
+    """The name of a task, or "" for none."""
+
+    def read(self, value: object) -> str:
+        return super().read(value) if value != "" else ""
+
+
 class CronExpression(Text, frozen=True):
     """A cron expression, or "" for none."""
 

@@ -40,6 +40,20 @@ def problem_of(task: str, args: dict[str, Any], names: tuple[str, ...]) -> str:
     )
 
 
+def refuse(event: events.TasksSubmitted, found: dict[str, str]) -> events.TasksSubmitted:
+    """Return the event with these tasks among the rejected; `found` says why, by their ids."""
+    if not found:
+        return event
+    return msgspec.structs.replace(
+        event,
+        tasks=[spec for spec in event.tasks if spec.id not in found],
+        rejected=[
+            *event.rejected,
+            *[Rejection(id_, INVALID_TASK, why) for id_, why in found.items()],
+        ],
+    )
+
+
 class Redaction:
     def __init__(self, names: tuple[str, ...]) -> None:
         self._names = frozenset(names)
@@ -56,17 +70,7 @@ class Redaction:
 
     def refuse(self, event: events.TasksSubmitted) -> events.TasksSubmitted:
         """Return the event with tasks that hold a literal secret among the rejected."""
-        found = self.problems(event.tasks)
-        if not found:
-            return event
-        return msgspec.structs.replace(
-            event,
-            tasks=[spec for spec in event.tasks if spec.id not in found],
-            rejected=[
-                *event.rejected,
-                *[Rejection(id_, INVALID_TASK, why) for id_, why in found.items()],
-            ],
-        )
+        return refuse(event, self.problems(event.tasks))
 
     def problems(self, specs: list[TaskSpec]) -> dict[str, str]:
         """Return what is wrong with the tasks that hold a literal secret, by their ids."""

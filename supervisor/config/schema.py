@@ -411,6 +411,34 @@ class Config(Section, frozen=True):
         for name, session in self.sessions.named.items():
             if problem := args_problem(name, session, self.supervisor.redact):
                 yield ("sessions", name, "args"), problem
+            if session.login_task and (why := self.login_problem(name, session.login_task)):
+                yield ("sessions", name, "login_task"), why
+
+    def login_problem(self, name: str, task: str) -> str:
+        """Return why a task cannot be the login of a session; "" for no reason."""
+        pool = task.partition(".")[0]
+        if pool not in self.pools:
+            return f"has no pool: {_pools(self.pools)}"
+        if not self.pools[pool].enabled:
+            return "has a pool that is not enabled: enable it"
+        return self._not_for(name, pool)
+
+    def _not_for(self, session: str, pool: str) -> str:
+        """Return why a session is not for the tasks of a pool."""
+        if self.cluster.shares(pool) and not self.sessions.has_shared_key:
+            return (
+                f"stays on one machine, and pool '{pool}' is shared by the cluster: give "
+                "sessions.key_secret or sessions.key_file, the same on all machines, or take the "
+                "pool out of cluster.pools"
+            )
+        if self.cluster.shares(pool) and self.sessions.named[session].login_task:
+            return (
+                f"has a login task, which is of one machine, and pool '{pool}' is shared by the "
+                "cluster: give login in its place, or take the pool out of cluster.pools"
+            )
+        if pool in self.pools and not fits(session, self.pools[pool].sessions):
+            return f"is not for pool '{pool}': add the session to the pool's key sessions"
+        return ""
 
     def session_problem(self, schedule: ScheduleConfig) -> str:
         """Return why a schedule cannot use its session; "" for no reason."""
@@ -418,14 +446,7 @@ class Config(Section, frozen=True):
         if schedule.session not in self.sessions.named:
             known = ", ".join(sorted(self.sessions.named)[:POOLS_SHOWN_MAX]) or "none"
             return f"is not a session of [sessions]: known are {known}"
-        if self.cluster.shares(pool):
-            return (
-                f"stays on one machine, and pool '{pool}' is shared by the cluster: take the pool "
-                "out of cluster.pools, or the session out of the schedule"
-            )
-        if pool in self.pools and not fits(schedule.session, self.pools[pool].sessions):
-            return f"is not for pool '{pool}': add it to the pool's key sessions"
-        return ""
+        return self._not_for(schedule.session, pool)
 
 
 def schedule_conflicts(config: Config, schedule: ScheduleConfig) -> Iterator[Conflict]:

@@ -21,14 +21,15 @@ _NO_SECRET = frozenset(
 )
 _SECRET_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]{1,128}")  # a name, and wildcards
 _CONFIGURATION = "MUSTERD_"  # prefix of the daemon's own variables
+_LOGIN_KEYS = ("login", "login_task", "login_failures", "login_pause")
 _LOGIN = re.compile(r"(://)[^/@\s\"]*@")
 
 
 def shown_value(path: Sequence[str], text: str, redact: Collection[str] = ()) -> str:
     """Return the text of the value at this path, with secrets hidden."""
     *above, name = path
-    if name == "login" and len(above) == 2 and above[0] == "sessions":
-        return text  # the name of a function
+    if name in _LOGIN_KEYS and len(above) == 2 and above[0] == "sessions":
+        return text  # no login itself
     words = (name, *above) if "options" in above or "env" in above else (name,)
     names = frozenset(redact)
     secret = any(

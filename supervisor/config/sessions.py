@@ -13,6 +13,7 @@ from musterd.supervisor.config.kinds import (
     ArgumentNames,
     Duration,
     FunctionName,
+    OptionalTaskName,
     Options,
     TextList,
     Whole,
@@ -27,6 +28,8 @@ CONCURRENT_MAX = 1000
 PATTERNS_MAX = 100
 EVERY_SESSION = ("*",)  # default of pools.NAME.sessions
 KEEP_NS_MIN = 60 * SECOND_NS
+FAILURES_MAX = 1000
+LOGIN_PAUSE_NS = 15 * 60 * SECOND_NS  # sites that lock accounts do so for about as long
 
 
 class SessionPatterns(TextList, frozen=True):
@@ -63,15 +66,22 @@ class SessionConfig(Section, frozen=True):
     name_is = "the name of a session"
     name_length_max = SESSION_CHARS_MAX
     login: Annotated[str, FunctionName()] = ""
+    login_task: Annotated[str, OptionalTaskName()] = ""
     args: Annotated[dict[str, Any], Options()] = {}
     concurrent: Annotated[int, Whole(1, CONCURRENT_MAX)] = 1
     logged_out: Annotated[tuple[str, ...], AddressPatterns()] = ()
     sites: Annotated[tuple[str, ...], ArgumentNames()] = ()
     keep_ns: Annotated[int, Duration(KEEP_NS_MIN)] = field(name="keep", default=KEEP_NS)
+    login_failures: Annotated[int, Whole(0, FAILURES_MAX)] = 3
+    login_pause_ns: Annotated[int, Duration(SECOND_NS)] = field(
+        name="login_pause", default=LOGIN_PAUSE_NS
+    )
 
     def conflicts(self) -> Iterator[Conflict]:
-        if self.args and not self.login:
-            yield ("args",), "has no effect without login: give the function they are for"
+        if self.login and self.login_task:
+            yield ("login_task",), "is given beside login: remove one of them"
+        if self.args and not self.login and not self.login_task:
+            yield ("args",), "has no effect without login or login_task: give what they are for"
 
 
 class SessionsConfig(Section, frozen=True):
@@ -79,6 +89,11 @@ class SessionsConfig(Section, frozen=True):
     key_secret: Annotated[str, SecretName()] = ""
     key_file: Annotated[str, AbsolutePath()] = ""
     named: dict[str, SessionConfig] = {}
+
+    @property
+    def has_shared_key(self) -> bool:
+        """Whether other machines can have the key too: it was not generated on this one."""
+        return bool(self.key_secret or self.key_file)
 
     def conflicts(self) -> Iterator[Conflict]:
         if self.key_secret and self.key_file:

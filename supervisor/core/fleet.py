@@ -41,6 +41,8 @@ from musterd.supervisor.core.tasks.gatekeeper import KIND as BREAKER_FACTS
 from musterd.supervisor.core.tasks.handler_requests import HandlerRequests
 from musterd.supervisor.core.tasks.intake import Intake
 from musterd.supervisor.core.tasks.leases import Leases
+from musterd.supervisor.core.tasks.logins import FACT as LOGINS
+from musterd.supervisor.core.tasks.logins import Logins
 from musterd.supervisor.core.tasks.lost_peers import LostPeers
 from musterd.supervisor.core.tasks.manual_retry import ManualRetry
 from musterd.supervisor.core.tasks.outage import Outage
@@ -89,7 +91,10 @@ class Fleet:
         self._retries = retries = Retries(state, ledger, leases, keeper)
         self._claims = claims = Claims(state, leases)
         self.cluster = ClusterWatch(state, claims)
-        self._endings = endings = Endings(state, ledger, leases, keeper, retries, claims=claims)
+        self._logins = logins = Logins(state, ledger, hooks, keeper, leases, intake=intake)
+        self._endings = endings = Endings(
+            state, ledger, leases, keeper, retries, claims=claims, logins=logins
+        )
         self._lifecycle = lifecycle = WorkerLifecycle(state, leases, endings)
         self._pauses = pauses = Pauses(state, ledger, leases)
         self._autoscale = Autoscale(state, lifecycle)
@@ -116,6 +121,7 @@ class Fleet:
             retries=retries,
             sidecars=self.sidecars,
             claims=claims,
+            logins=logins,
             reception=reception,
         )
         self._reload = Reload(state, parts)
@@ -131,6 +137,7 @@ class Fleet:
             GOOD: lambda event: coalescing.recovered(event.facts),
             SCHEDULE: lambda event: added.records_recovered(event.facts),
             BREAKER_FACTS: keeper.recovered,
+            LOGINS: logins.recovered,
             HALT: pauses.recovered,
             CANCEL: lambda event: intake.cancelled_before(event.facts),
             BUDGET: retries.recovered_budgets,
@@ -232,7 +239,7 @@ class Fleet:
             events.MembershipTold: _in_turn(
                 watch.membership, claims.membership, requests.membership
             ),
-            events.AttemptsGranted: claims.granted,
+            events.AttemptsGranted: _in_turn(claims.granted, self._logins.granted),
             events.AttemptsCancelled: claims.cancelled,
             events.AttemptsLost: claims.lost,
             events.EndsConfirmed: claims.confirmed,
@@ -277,6 +284,7 @@ class Fleet:
         return {
             events.BreakerCommanded: self._keeper.command,
             events.SessionForgotten: self._handler_requests.session_forgotten,
+            events.SessionReset: self._logins.reset,
             events.StartRequested: self._lifecycle.start,
             events.StopRequested: self._lifecycle.stop_named,
             events.RestartRequested: self._lifecycle.restart,
@@ -335,7 +343,7 @@ class Fleet:
         return out
 
     def _settle(self) -> None:
-        while self._keeper.settle() or self._disk_queue.turn():
+        while self._logins.settle() or self._keeper.settle() or self._disk_queue.turn():
             self._dispatch()  # tasks that ended, or came from disk, may let another lane go on
 
     def _dispatch(self) -> None:
@@ -450,6 +458,7 @@ class Fleet:
                 assert task.slot is None and task.lease == 0, task.spec.id
             counts[2] += task.state in (TaskState.WAITING, TaskState.JOINED)
         self._keeper.validate()
+        self._logins.validate()
         self.added.validate()
         self._replacement.validate()
         self._coalescing.validate()
@@ -505,6 +514,12 @@ class _Hooks:
 
     def schedule_retried(self, id_: str, alive: bool) -> None:
         self._fleet._schedules.retried(id_, alive)
+
+    def session_ended(self, task: Task, outcome: Outcome | None) -> None:
+        self._fleet._logins.ended(task, outcome)
+
+    def login_failed(self, task: Task, failure: Failure) -> None:
+        self._fleet._endings.login_failed(task, failure)
 
     def earned(self, site: Site) -> None:
         self._fleet._retries.earned(site)

@@ -32,6 +32,7 @@ from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.tasks.coalescing import Coalescing
 from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
 from musterd.supervisor.core.tasks.intake import Intake, Late
+from musterd.supervisor.core.tasks.logins import Logins
 from musterd.supervisor.core.tasks.pauses import FACT as HALT
 from musterd.supervisor.core.tasks.reception import Reception
 from musterd.supervisor.core.tasks.retries import Retries
@@ -58,6 +59,7 @@ class Parts(Struct, frozen=True):
     retries: Retries
     sidecars: dict[str, Sidecar]
     claims: Claims
+    logins: Logins
     reception: Reception
 
 
@@ -256,6 +258,8 @@ class Reload:
         assert task.state not in (TaskState.LEASED, TaskState.ENDING), task.state
         task.state = TaskState.ENDING  # so its timers do nothing
         self._parts.retries.strand(task)
+        if task.spec.session:
+            self._parts.logins.ended(task, None)
         task.lane = task.gate = None
         del self._state.tasks[task.spec.id]
         return dict.fromkeys(peer for peer in (task.peer, *(task.watchers or ())) if peer)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw, structs
 
 from musterd import __version__
-from musterd.ipc.wire.messages import FINAL_STATES, TaskView
+from musterd.ipc.wire.messages import FINAL_STATES, SESSION_PREFIX, TaskView
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import (
     BreakerList,
@@ -21,6 +21,7 @@ from musterd.supervisor.api.status import (
     RecentEvents,
     RefusedTask,
     RetryResult,
+    SessionStatus,
     TaskList,
     TaskStatus,
     select,
@@ -75,6 +76,7 @@ class ClusterConnection:
             rpc.PutSchedule: lambda asked: cluster_schedules.put(self._engine, asked),
             rpc.PutSchedules: lambda asked: cluster_schedules.put_many(self._engine, asked),
             rpc.DeleteSchedule: lambda asked: cluster_schedules.delete(self._engine, asked.name),
+            rpc.ForgetSession: self._forget_session,
             rpc.RunSchedule: lambda asked: cluster_schedules.run(self._engine, asked.name),
             rpc.PauseSchedule: lambda asked: cluster_schedules.pause(
                 self._engine, asked.name, paused=True
@@ -230,6 +232,14 @@ class ClusterConnection:
         if found:
             return breaker_status(found[0])
         return BreakerStatus(target=asked.target, state="closed")
+
+    def _forget_session(self, asked: rpc.ForgetSession) -> SessionStatus:
+        key = f"{SESSION_PREFIX}{asked.name}"
+        if self._engine.state_load(key) is None:
+            why = f"the cluster keeps no session {asked.name!r}"
+            raise rpc.RpcError(rpc.NO_SUCH_NAME, why)
+        self._engine.state_save(key, None)
+        return SessionStatus(name=asked.name)
 
     # -- events -------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""musterctl sessions: list the sessions of sites, or forget one."""
+"""musterctl sessions: list the sessions of sites, forget or reset one."""
 
 import click
 
@@ -14,15 +14,20 @@ _NO_STATE = -1  # no column is coloured by a state
 
 @command(
     "sessions",
-    click.argument("action", type=click.Choice(("list", "forget")), default="list"),
+    click.argument("action", type=click.Choice(("list", "forget", "reset")), default="list"),
     click.argument("name", required=False, metavar="[NAME]"),
 )
 def sessions(settings: Settings, action: str, name: str | None) -> int:
-    """List the sessions of [sessions], or forget one. Nobody sees what they hold."""
+    """List the sessions of [sessions], forget one, or let it log in again after logins that failed.
+    Nobody sees what they hold.
+    """
 
     def done(name: str) -> str:
-        ask(settings, rpc.ForgetSession(name=name), SessionStatus)
-        return printable(f"{name}: forgotten")
+        if action == "forget":
+            ask(settings, rpc.ForgetSession(name=name), SessionStatus)
+            return printable(f"{name}: forgotten")
+        ask(settings, rpc.ResetSession(name=name), SessionStatus)
+        return printable(f"{name}: logs in again when a task needs it")
 
     def listed() -> str:
         return _table(ask(settings, rpc.ListSessions(), SessionList))
@@ -37,7 +42,7 @@ def _table(found: SessionList) -> str:
         [
             each.name,
             each.site or "-",
-            show.duration(each.login_seconds) if each.login_seconds else "-",
+            _login(each),
             show.duration(each.saved_seconds) if each.kept else "-",
             each.problem or (show.size(each.bytes) if each.kept else "-"),
             str(each.running),
@@ -45,4 +50,18 @@ def _table(found: SessionList) -> str:
         ]
         for each in found.sessions
     ]
-    return show.table(_HEADS, rows, _NO_STATE, colour=show.coloured())
+    table = show.table(_HEADS, rows, _NO_STATE, colour=show.coloured())
+    failing = [
+        printable(f"{each.name}: {each.login_failures} login(s) failed: {each.login_problem}")
+        for each in found.sessions
+        if each.login_failures
+    ]
+    return "\n".join([table, *failing])
+
+
+def _login(each: SessionStatus) -> str:
+    if each.held_seconds:
+        return f"held {show.duration(each.held_seconds)}"
+    if each.login_task:
+        return "running"
+    return show.duration(each.login_seconds) if each.login_seconds else "-"

@@ -140,6 +140,9 @@ MESSAGES = {
     "schedule.put": "schedules were added or changed at run time",
     "schedule.deleted": "schedules of run time were removed",
     "schedule.unusable": "schedules of run time cannot be run",
+    "session.held": "logins of a session keep failing: none is tried for a while",
+    "session.resumed": "a session may log in again",
+    "session.no_login": "the login task of a session is not accepted",
     "breaker.open": "breaker open: the site keeps failing and gets no tasks",
     "breaker.half_open": "breaker half-open: the site is tried again",
     "breaker.closed": "breaker closed: the site works again",
@@ -179,7 +182,7 @@ MESSAGES = {
 }
 _FIELDS = (
     *("pool", "worker", "task", "attempt", "target", "phase", "cause", "reason"),
-    *("schedule", "count", "digest", "summary", "output", "node"),
+    *("schedule", "session", "count", "digest", "summary", "output", "node"),
 )
 # A line of a worker that begins with a level (workers/runtime/run.py) keeps that level.
 _LEVEL_SAID = {

@@ -5,7 +5,7 @@ several nodes declare is taken from the first; names in `redact` are those of al
 the pool.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec import structs
 
@@ -14,6 +14,25 @@ from musterd.supervisor.cluster.engine import NodeCard
 from musterd.supervisor.config.redact import Redaction
 from musterd.supervisor.core.model import events
 from musterd.supervisor.sockets.declarations import Declarations
+
+
+def session_problems(
+    specs: list[TaskSpec], sessions: Mapping[str, tuple[str, ...]]
+) -> dict[str, str]:
+    """Return which tasks have a session that this node cannot use, and why, by their ids.
+
+    `sessions`: by pool of this node, those that its tasks may use. Other nodes know their own.
+    """
+    problems = {}
+    for spec in specs:
+        pool = spec.name.partition(".")[0]
+        if spec.session and spec.session not in sessions.get(pool, (spec.session,)):
+            problems[spec.id] = (
+                f"session '{spec.session}' is not for pool '{pool}', which this node shares with a "
+                "cluster: that takes a key_secret or key_file of [sessions] which is the same on "
+                "all machines, no login_task, and the session among the pool's sessions"
+            )
+    return problems
 
 
 class Admission:

@@ -28,6 +28,7 @@ from setproctitle import setproctitle
 from musterd import __version__
 from musterd.ipc.errors import ConfigurationError, ProtocolError
 from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.messages import TaskSpec
 from musterd.ipc.wire.node_codec import decode_node
 from musterd.ipc.wire.node_messages import (
     NODE_PROTOCOL,
@@ -69,9 +70,10 @@ from musterd.supervisor.cluster.sidecar_events import (
     ToldOfSchedules,
 )
 from musterd.supervisor.cluster.splitter import Splitter
-from musterd.supervisor.config.redact import Redaction
+from musterd.supervisor.config.redact import Redaction, refuse
 from musterd.supervisor.config.timezones import time_zone
 from musterd.supervisor.core.model import actions, events
+from musterd.supervisor.node.admission import session_problems
 from musterd.supervisor.node.engines import Engines, Job, Listener
 from musterd.supervisor.node.finds import find_tasks
 from musterd.supervisor.node.pairs import Pairs
@@ -165,8 +167,8 @@ class Sidecar:
         redact = settings.redact
         card = NodeCard(identity, settings.node, settings.lease_ns, __version__, redact=redact)
         self._redaction = Redaction(redact)
-        problems = self._redaction.problems
-        self._claimer = Claimer(card, rng, settings.keep_ns, problems=problems)
+        self._sessions = settings.sessions
+        self._claimer = Claimer(card, rng, settings.keep_ns, problems=self._problems)
         self._scheduler = Scheduler(rng, time_zone)
         self._standing: Standing | None = None  # as the scheduler knows it
         process = ((waiter & NODE_MASK) << LIFE_BITS) | secrets.randbits(LIFE_BITS)
@@ -238,9 +240,13 @@ class Sidecar:
             self._poll.register(self._server.fileno(), select.POLLIN)
         self._server.hear()
 
+    def _problems(self, specs: list[TaskSpec]) -> dict[str, str]:
+        problems = self._redaction.problems(specs)
+        return problems | session_problems(specs, self._sessions)
+
     def _prepare(self, event: events.TasksSubmitted) -> events.TasksSubmitted:
         """Refuse what gives a secret away, and complete the rest by what `@task` declares."""
-        checked = self._redaction.refuse(event)
+        checked = refuse(event, self._problems(event.tasks))
         tasks = self._declarations.fill_in(checked.tasks)
         return msgspec.structs.replace(checked, tasks=tasks)
 

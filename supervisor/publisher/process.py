@@ -47,9 +47,10 @@ _encode = msgspec.json.Encoder().encode
 
 
 def topic_of(fields: dict[str, Any]) -> str:
-    """Return the event's name and its subject: a schedule, a site or a pool."""
+    """Return the event's name and its subject: a schedule, a session, a site or a pool."""
     event = str(fields.get("event", ""))
-    about = fields.get("schedule") or (fields.get("target") if _is_of_site(event) else "")
+    about = fields.get("schedule") or fields.get("session")
+    about = about or (fields.get("target") if _is_of_site(event) else "")
     about = about or fields.get("pool") or str(fields.get("worker", "")).partition("/")[0]
     return f"{event}.{about}" if about else event
 

@@ -236,7 +236,13 @@ def _of_sessions(config: Config) -> Iterator[Found]:
         key = dotted(("sessions", name, "login"))
         if not pools:
             where = dotted(("sessions", name))
-            yield key, f"key '{where}': no pool may use it: see pools.*.sessions"
+            why = "see pools.*.sessions"
+            if config.cluster.wanted:
+                why += (
+                    "; in pools that are shared by the cluster, give sessions.key_secret or "
+                    "sessions.key_file, the same on all machines, and login in place of login_task"
+                )
+            yield key, f"key '{where}': no pool may use it: {why}"
         elif session.login:
             yield from _of_name(key, session.login, f"function={session.login}", pools)
 

@@ -61,8 +61,6 @@ def read_shared(
                 yield path[2:], why
             if problem := problem_of(made.task, made.args, redact):
                 yield ("args",), problem
-            if made.session:
-                yield ("session",), "stays on one machine, and the pool is shared: remove it"
 
         return _read(name, section, conflicts)
 

@@ -5,6 +5,7 @@ import socket
 from msgspec import Struct
 
 from musterd.supervisor.config.schema import Config
+from musterd.supervisor.settings.sessions import sessions_of
 from musterd.supervisor.system import directories
 
 
@@ -20,6 +21,7 @@ class NodeSettings(Struct, frozen=True):
     url_file: str = ""
     url_secret: str = ""
     redact: tuple[str, ...] = ()  # arguments that must be references to secrets
+    sessions: dict[str, tuple[str, ...]] = {}  # by pool: names that its tasks may use here
     # Of one start.
     token: str = ""  # for node.sock
     tasks_fd: int = -1  # listens on tasks.sock
@@ -44,4 +46,9 @@ def node_settings(config: Config) -> NodeSettings:
         url_file=cluster.url_file,
         url_secret=cluster.url_secret,
         redact=config.supervisor.redact,
+        sessions={
+            name: tuple(sessions_of(name, pool, config))
+            for name, pool in config.pools.items()
+            if pool.enabled and config.cluster.shares(name)
+        },
     )

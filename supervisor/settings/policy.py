@@ -40,14 +40,13 @@ from musterd.supervisor.core.model.policy import (
     RestartPolicy,
     ScalingPolicy,
     SchedulePolicy,
-    SessionPolicy,
     TargetPolicy,
     WatchPolicy,
 )
 from musterd.supervisor.core.model.timing import Cron, Every, Timing
 from musterd.supervisor.processes.forkserver_messages import WorkerSettings
 from musterd.supervisor.settings.node import node_settings
-from musterd.supervisor.settings.sessions import session_rules, sessions_of
+from musterd.supervisor.settings.sessions import session_policy, session_rules, sessions_of
 from musterd.supervisor.settings.sidecars import alert_settings, publisher_settings, web_settings
 from musterd.supervisor.sockets.declarations import site_of
 from musterd.supervisor.system import descriptors
@@ -109,9 +108,7 @@ def fleet_policy(
             schedule_policy(name, each, files.get(f"schedule.{name}.task", ""))
             for name, each in config.schedule.items()
         ),
-        sessions={
-            name: SessionPolicy(each.concurrent) for name, each in config.sessions.named.items()
-        },
+        sessions={name: session_policy(name, each) for name, each in config.sessions.named.items()},
         memory=_same(
             MemoryPolicy,
             config.memory,

@@ -17,41 +17,73 @@ from msgspec import structs
 
 from musterd.ipc.client.taskspec import encode_args
 from musterd.ipc.errors import ConfigurationError
+from musterd.ipc.resilience.policy import BreakerPolicy
 from musterd.ipc.secrets.access import fits
 from musterd.ipc.secrets.lookup import MissingSecret, find_secret, read_secret
 from musterd.ipc.secrets.reference import from_json
-from musterd.ipc.secrets.sessions import SessionAccess, SessionRule, key_of
+from musterd.ipc.secrets.sessions import DAY_NS, SessionAccess, SessionRule, key_of
 from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import Config
 from musterd.supervisor.config.sessions import SessionConfig
+from musterd.supervisor.core.model.policy import SessionPolicy
 from musterd.supervisor.processes.forkserver_messages import WorkerSettings
 from musterd.supervisor.system import directories
 
 KEYS_DIR = "-keys"  # after the name of state_dir: /var/lib/musterd-keys
 KEY_FILE = "sessions.key"
 GENERATED_BYTES = 32
+EMPTY_ARGS = b"\x80"
+LOGIN_PAUSE_MAX_NS = DAY_NS  # the longest pause after logins that fail
 
 
 def sessions_of(name: str, pool: PoolConfig, config: Config) -> dict[str, SessionConfig]:
     """Return the sessions that tasks of this pool may use."""
-    if config.cluster.shares(name):
+    named = {
+        each: session
+        for each, session in config.sessions.named.items()
+        if fits(each, pool.sessions)
+    }
+    if not config.cluster.shares(name):
+        return named
+    if not config.sessions.has_shared_key:
         return {}
-    named = config.sessions.named
-    return {each: named[each] for each in named if fits(each, pool.sessions)}
+    return {each: session for each, session in named.items() if not session.login_task}
 
 
 def session_rules(name: str, pool: PoolConfig, config: Config) -> dict[str, SessionRule]:
     return {
         each: SessionRule(
             session.login,
-            encode_args(f"the login of {each}", from_json(session.args)),
+            login_args(each, session) if session.login else EMPTY_ARGS,
             session.concurrent,
             session.logged_out,
             session.sites,
             session.keep_ns,
+            session.login_task,
         )
         for each, session in sessions_of(name, pool, config).items()
     }
+
+
+def login_args(name: str, session: SessionConfig) -> bytes:
+    """Return the arguments of a login, with references to secrets."""
+    return encode_args(f"the login of {name}", from_json(session.args))
+
+
+def session_policy(name: str, session: SessionConfig) -> SessionPolicy:
+    """Return what the core has to know of a session."""
+    return SessionPolicy(
+        session.concurrent,
+        session.login_task,
+        login_args(name, session) if session.login_task else EMPTY_ARGS,
+        BreakerPolicy(
+            enabled=session.login_failures > 0,
+            failures=session.login_failures,
+            open_ns=session.login_pause_ns,
+            open_max_ns=max(LOGIN_PAUSE_MAX_NS, session.login_pause_ns),
+            successes=1,
+        ),
+    )
 
 
 def with_sessions(

@@ -244,14 +244,6 @@ def test_what_is_out_of_bounds_is_refused_and_the_rest_is_not(rig: Rig, field: s
     assert [each.id for each in rig.claim(a, 5)] == [good.id]
 
 
-def test_a_task_with_a_session_is_refused(rig: Rig) -> None:
-    rig.join()
-    [verdict] = rig.engine.submit([rig.task(session="acme")])
-    assert verdict.rejection is not None
-    assert verdict.rejection.code == INVALID_TASK
-    assert "sessions stay on one machine" in verdict.rejection.message
-
-
 def test_an_unknown_class_is_refused(rig: Rig) -> None:
     rig.join()
     [verdict] = rig.engine.submit([rig.task(policy="gold")])

@@ -279,6 +279,14 @@ def test_breakers_of_all_nodes_are_listed_and_set(desk: Desk) -> None:
     assert "musterd_admin" in err
 
 
+def test_a_session_is_forgotten_for_all_nodes(desk: Desk) -> None:
+    desk.database.sql("INSERT INTO musterd.state VALUES ('session:acme', 'sealed')")
+    assert desk.text("sessions", "forget", "acme", admin=True) == "acme: forgotten\n"
+    assert not desk.database.sql("SELECT FROM musterd.state WHERE key = 'session:acme'")
+    code, _, err = desk.run("sessions", "forget", "acme", admin=True)
+    assert (code, "the cluster keeps no session 'acme'" in err) == (4, True)
+
+
 def test_a_queued_task_says_what_it_waits_for(desk: Desk, client: Client) -> None:
     desk.text("breaker", "open", "shut.example", admin=True)
     task = client.submit("jobs.double", {"x": 1}, target="shut.example")

@@ -318,3 +318,23 @@ def test_what_is_being_written_anew_is_not_waited_for_by_who_forgets_it(cluster:
         writer.execute(GOOD.format(keys[0]))
         rig.engine.tick()
         assert cluster.sql("SELECT key FROM musterd.good") == [(keys[0],)]
+
+
+# -- sessions -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_claim_under_way_in_another_pool_keeps_the_session(
+    cluster: Cluster, commits: bool
+) -> None:
+    rig = cluster.rig()
+    a = rig.join("a", pool("p"), pool("q"))
+    rig.submit(rig.task(session="acme"), rig.task(pool="q", session="acme"), rig.task(pool="q"))
+    with psycopg.connect(cluster.url) as other:
+        query = "SELECT id FROM musterd.claim_1(%s, '{p}', '{9}', '{p.extract,p.fetch}')"
+        claimed = other.execute(query, (a,)).fetchall()
+        assert len(claimed) == 1
+        assert [grant.spec.session for grant in rig.claim(a, 9, "q")] == [""]
+        if not commits:
+            other.rollback()
+    assert [grant.spec.session for grant in rig.claim(a, 9, "q")] == ([] if commits else ["acme"])

@@ -30,6 +30,7 @@ ADMIN = SUBMIT | {
     *("reap_1", "find_1", "recent_1", "purge_1", "counts_1", "statistics_1"),
     *("tick_1", "retain_1", "schedules_1", "settle_1", "ran_1", "pause_1"),
     *("history_1", "changed_1", "put_1", "delete_1"),
+    *("state_load_1", "state_save_1"),
 }
 ROLES = {"submit": SUBMIT, "node": NODE, "admin": ADMIN, "nobody": set[str]()}
 
@@ -264,6 +265,7 @@ def raw(cluster: Cluster, **columns: str) -> str:
     names = (
         *("priorities", "targets", "keys", "timeouts", "retries", "delays", "expires", "caches"),
         *("debounces", "fallbacks", "fallback_ons", "policies", "on_opens", "watches"),
+        "sessions",
     )
     rest = "".join(f", p_{name} => NULL" for name in names if name not in columns)
     query = (
@@ -290,6 +292,8 @@ def raw(cluster: Cluster, **columns: str) -> str:
         ("on_opens", "ARRAY['never']"),
         ("policies", "ARRAY['gold']"),
         ("watches", "ARRAY[convert_to(repeat('x', 8193), 'UTF8')]"),
+        ("sessions", "ARRAY['acme']"),  # not even to use it
+        ("sessions", "ARRAY['']"),
     ],
 )
 def test_a_program_that_calls_the_function_itself_gets_past_no_check(
@@ -297,6 +301,20 @@ def test_a_program_that_calls_the_function_itself_gets_past_no_check(
 ) -> None:
     assert raw(ruled, **{column: value}) == INVALID_TASK
     assert rig.engine.find(TaskFilter()) == []
+
+
+def test_who_submits_neither_reads_nor_uses_a_session(ruled: Cluster, rig: Rig) -> None:
+    rig.engine.state_save("session:acme", b"sealed")
+    engine: PostgresEngine = ruled.engine("u_submit")
+    with pytest.raises(EngineError, match="permission denied"):
+        engine.state_load("session:acme")
+    with pytest.raises(EngineError, match="permission denied"):
+        engine.state_save("session:acme", None)
+    [verdict] = engine.submit([rig.task(session="acme")])
+    assert verdict.rejection is not None
+    assert "session 'acme' is for programs on a node" in verdict.rejection.message
+    rig.submit(rig.task(session="acme"))  # of a node
+    assert rig.engine.state_load("session:acme") == b"sealed"
 
 
 def test_a_submit_has_so_many_tasks(ruled: Cluster, rig: Rig) -> None:

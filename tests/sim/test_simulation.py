@@ -11,6 +11,8 @@ from simulation.profile import (
     ALIKE_SEED,
     LATER_PROFILES,
     LATER_SEED,
+    LOGIN_PROFILES,
+    LOGIN_SEED,
     MEMORY_PROFILES,
     MEMORY_SEED,
     NESTED_PROFILES,
@@ -159,6 +161,21 @@ def test_every_invariant_holds_where_tasks_use_sessions(seeds: range, number: in
     assert runs >= 4 * count, "hardly any task uses a session"
     rare = count < FALLBACK_SEEDS or not SESSION_PROFILES[number].kills
     assert handed_on or rare, "no death ever frees a session"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", range(len(LOGIN_PROFILES)), ids=[each.name for each in LOGIN_PROFILES]
+)
+def test_every_invariant_holds_where_tasks_log_in(seeds: range, number: int) -> None:
+    done = wanted = 0
+    count = max(1, len(seeds) // len(PROFILES))
+    for seed in range(count):
+        world = run_world(LOGIN_SEED + seed * len(LOGIN_PROFILES) + number)
+        done += world.logins.done
+        wanted += world.logins.wanted
+    assert done >= count, "hardly any login works"
+    assert wanted >= count, "hardly any task wants a login"
 
 
 @pytest.mark.timeout(600)

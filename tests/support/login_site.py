@@ -23,6 +23,8 @@ class LoginSite:
     def __init__(self) -> None:
         self.sids: set[str] = set()
         self.logins = 0
+        self.tries = 0  # of logins
+        self.forgetful = False  # it does not know whom it has let in
         self.refused = 0  # visits without a cookie that is known
         self.inside = 0
         self.most_inside = 0  # requests of accounts at once
@@ -64,12 +66,15 @@ class LoginSite:
     def post(self, request: http.server.BaseHTTPRequestHandler) -> None:
         length = int(request.headers.get("Content-Length", 0))
         form = parse_qs(request.rfile.read(length).decode())
+        with self._lock:
+            self.tries += 1
         if form.get("user") != [USER] or form.get("password") != [PASSWORD]:
             _answer(request, FORM)
             return
         sid = secrets.token_hex(16)
         with self._lock:
-            self.sids.add(sid)
+            if not self.forgetful:
+                self.sids.add(sid)
             self.logins += 1
         request.send_response(303)
         request.send_header("Set-Cookie", f"sid={sid}; Path=/; HttpOnly; Max-Age=3600")

@@ -17,7 +17,14 @@ import msgspec
 from msgspec import Struct
 
 from musterd.ipc.wire.artefacts import ATTACHED_BYTES_MAX
-from musterd.ipc.wire.messages import AS_CONFIGURED, NOT_GIVEN, FallbackOn, Fetching, Lease
+from musterd.ipc.wire.messages import (
+    AS_CONFIGURED,
+    NO_LOGIN,
+    NOT_GIVEN,
+    FallbackOn,
+    Fetching,
+    Lease,
+)
 from musterd.workers.authoring import closing
 from musterd.workers.authoring.artefacts import Artefacts, Held, attach, check_name
 from musterd.workers.authoring.settings import settings
@@ -216,6 +223,10 @@ class Context:
     def may_log_in_again(self) -> bool:
         """Tell whether another login may help after LoggedOut."""
         return self._session is not None and self._session.may_log_in_again()
+
+    def login_outcome(self, *, failed: bool) -> int:
+        """Return what the attempt says about the login of its session."""
+        return self._session.login_outcome(failed=failed) if self._session is not None else NO_LOGIN
 
     @property
     def fetching(self) -> Fetching:

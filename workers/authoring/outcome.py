@@ -158,7 +158,8 @@ def failed(attempt: FailedAttempt, run_ns: int, redact: Callable[[str], str] = s
         kind = CANCEL if attempt.context.cancelled else ERROR
         message = f"the error cannot be shown: looking at it raised {_type_name(type(broken))}"
         failure = Failure(kind, _type_name(type(attempt.error)), message)
-    return Completion(attempt.lease.lease, run_ns, b"", failure, retry_delay_ns)
+    login = attempt.context.login_outcome(failed=True)
+    return Completion(attempt.lease.lease, run_ns, b"", failure, retry_delay_ns, login=login)
 
 
 def _failure(attempt: FailedAttempt, redact: Callable[[str], str]) -> tuple[Failure, int]:

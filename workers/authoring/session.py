@@ -8,8 +8,10 @@ waits here, and nobody else changes the session meanwhile. What is kept is encry
 else has the key (ipc/secrets/sessions.py).
 
 A session that is missing, or cannot be opened, is made by its login. A handler that raises
-LoggedOut is called once more, after another login. Where several tasks use a session at once, a
-lock of the supervisor sees to one login at a time, and the others take what it has made.
+LoggedOut is called once more, after another login. Where a task logs in, the attempt ends instead,
+and the supervisor runs the login task before it begins anew (core/tasks/logins.py). Where several
+tasks use a session at once, a lock of the supervisor sees to one login at a time, and the others
+take what it has made.
 """
 
 import fnmatch
@@ -18,7 +20,8 @@ import importlib
 import inspect
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
@@ -28,6 +31,10 @@ from musterd.ipc.errors import LoggedOut, SessionError
 from musterd.ipc.secrets import sessions as sealing
 from musterd.ipc.secrets.sessions import DAY_NS, SessionRule, Unreadable
 from musterd.ipc.wire.messages import (
+    LOGGED_IN,
+    LOGIN_FAILED,
+    LOGIN_WANTED,
+    NO_LOGIN,
     SESSION_PREFIX,
     STATE_BYTES_MAX,
     Lease,
@@ -104,6 +111,8 @@ class Session:
         self._logged_out = False  # what is kept does not let anybody in
         self._logins = 0  # of this attempt
         self._logging_in = False
+        self._logs_in = rule.login_task == f"{channel.worker.pool}.{lease.method}"
+        self._login = NO_LOGIN  # what became of a login of this attempt
 
     @property
     def worker(self) -> Worker:
@@ -123,7 +132,7 @@ class Session:
 
     def is_logged_out(self, url: str, status: int = 0) -> bool:
         """Tell whether this answer of a site means that nobody is logged in."""
-        if self._logging_in:
+        if self._logging_in or self._logs_in:
             return False  # it has to look at the page of the login
         fits = any(fnmatch.fnmatchcase(url, pattern) for pattern in self._rule.logged_out)
         return fits or status == 401
@@ -144,6 +153,8 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if self._ends(kind):
+            if self._logs_in and kind is None:
+                self._logged_in()
             self.save()
 
     async def __aenter__(self) -> Self:
@@ -162,6 +173,8 @@ class Session:
         self, kind: type[BaseException] | None, error: object, trace: object
     ) -> None:
         if self._ends(kind):
+            if self._logs_in and kind is None:
+                self._logged_in()
             await self.asave()
 
     def _begin(self, *, awaited: bool) -> None:
@@ -186,7 +199,17 @@ class Session:
     def may_log_in_again(self) -> bool:
         """Tell whether another login may help a handler that has raised LoggedOut."""
         self._logged_out = True
+        if self._rule.login_task:
+            self._login = LOGIN_WANTED
+        elif self._logins:
+            self._login = LOGIN_FAILED
         return bool(self._rule.login) and not self._logins
+
+    def login_outcome(self, *, failed: bool) -> int:
+        """Return what the attempt, which has ended, says about the login of its session."""
+        if self._logs_in:
+            return LOGIN_FAILED if failed else NO_LOGIN
+        return self._login if failed or self._login == LOGGED_IN else NO_LOGIN
 
     # -- loading and saving -------------------------------------------------------------------
 
@@ -247,7 +270,7 @@ class Session:
 
     def _unreadable(self, error: Exception) -> None:
         why = str(error) if isinstance(error, Unreadable) else "its content cannot be read"
-        if not self._rule.login:
+        if not self._rule.login and not self._rule.login_task:
             raise UnusableSession(
                 f"session {self.name!r} cannot be opened: {why}; it has no login that could make "
                 f"it anew: restore its key, or musterctl sessions forget {self.name}"
@@ -329,7 +352,15 @@ class Session:
     # -- logging in ---------------------------------------------------------------------------
 
     def _wants_login(self) -> bool:
-        return bool(self._rule.login) and (self._logged_out or not self._login_ns)
+        if self._login_ns and not self._logged_out:
+            return False
+        if self._rule.login_task and not self._logs_in:
+            self._login = LOGIN_WANTED
+            raise LoggedOut(
+                f"nobody is logged in to session {self.name!r}: its login task, "
+                f"{self._rule.login_task}, has to run first"
+            )
+        return bool(self._rule.login)
 
     def _log_in(self) -> None:
         with self._channel.lock(self._lease, self._key, LOGIN_SECONDS):
@@ -341,12 +372,10 @@ class Session:
                     f"the login of session {self.name!r}, {self._rule.login}, is async, and this "
                     "task is not: use the session in tasks that are async, or write a plain login"
                 )
-            self._logging_in = True
-            try:
-                function(self, **self._login_arguments())
-            finally:
-                self._logging_in = False
-            self._logged_in()
+            arguments = self._login_arguments()
+            with self._trying():
+                function(self, **arguments)
+                self._logged_in()
             self.save()
 
     async def _alog_in(self) -> None:
@@ -355,15 +384,22 @@ class Session:
             if self._somebody_has(kept):
                 return
             function, arguments = self._login_function(), self._login_arguments()
-            self._logging_in = True
-            try:
+            with self._trying():
                 made = function(self, **arguments)
                 if inspect.isawaitable(made):
                     await made
-            finally:
-                self._logging_in = False
-            self._logged_in()
+                self._logged_in()
             await self.asave()
+
+    @contextmanager
+    def _trying(self) -> Iterator[None]:
+        """Note whether the login works."""
+        self._logging_in, self._login = True, LOGIN_FAILED
+        try:
+            yield
+        finally:
+            self._logging_in = False
+        self._login = LOGGED_IN
 
     def _somebody_has(self, kept: bytes | None) -> bool:
         """Take over the login of another task that came first."""
@@ -393,11 +429,13 @@ class Session:
 
     def _logged_in(self) -> None:
         if not self.cookies and not self.storage:
+            login = self._rule.login or self._rule.login_task
             raise SessionError(
-                f"the login of session {self.name!r}, {self._rule.login}, left no cookie and no "
-                "storage: it has not logged in"
+                f"the login of session {self.name!r}, {login}, left no cookie and no storage: it "
+                "has not logged in"
             )
         self._login_ns = time.time_ns()
+        self._kept = b""  # to be saved in any case, with the time of the login
 
 
 def open_session(
@@ -435,7 +473,11 @@ def twice(call: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
         except LoggedOut:
             if not ctx.may_log_in_again():
                 raise
-        return call(ctx, **arguments)
+        try:
+            return call(ctx, **arguments)
+        except LoggedOut:
+            ctx.may_log_in_again()  # not any more
+            raise
 
     @functools.wraps(call)
     async def awaited(ctx: Context, **arguments: Any) -> Any:
@@ -444,7 +486,11 @@ def twice(call: Callable[..., Any], *, is_async: bool) -> Callable[..., Any]:
         except LoggedOut:
             if not ctx.may_log_in_again():
                 raise
-        return await call(ctx, **arguments)
+        try:
+            return await call(ctx, **arguments)
+        except LoggedOut:
+            ctx.may_log_in_again()  # not any more
+            raise
 
     return awaited if is_async else plain
 

@@ -9,7 +9,7 @@ from http.cookies import Morsel
 import aiohttp
 from yarl import URL
 
-from musterd.workers.authoring.session import Cookie
+from musterd.workers.authoring.session import Cookie, Session
 
 
 class RawJar(aiohttp.CookieJar):
@@ -56,6 +56,20 @@ def jar_of(cookies: list[Cookie]) -> aiohttp.CookieJar:
 def cookies_of(jar: aiohttp.CookieJar) -> list[Cookie]:
     """Return what is in a jar."""
     return list(_cookies(jar))
+
+
+def keep_changes(session: Session, before: list[Cookie], jar: aiohttp.CookieJar) -> None:
+    """Keep what a request has changed in its jar: others may change the session meanwhile."""
+    known = {_place(each): each for each in before}
+    now = {_place(each): each for each in cookies_of(jar)}
+    changed = {place: each for place, each in now.items() if known.get(place) != each}
+    gone = known.keys() - now.keys() | changed.keys()
+    others = [each for each in session.cookies if _place(each) not in gone]
+    session.cookies = [*others, *changed.values()]
+
+
+def _place(cookie: Cookie) -> tuple[str, str, str]:
+    return cookie.name, cookie.domain, cookie.path
 
 
 def _cookies(jar: aiohttp.CookieJar) -> Iterator[Cookie]:

@@ -378,7 +378,9 @@ class _Runtime:
             view = look(data, lease.watch) if lease.watch else None
             run_ns = monotonic_ns() - began_ns
             context.drop_artefacts()
-            return Completion(number, run_ns, data, clears=self._channel.clears, view=view)
+            login = context.login_outcome(failed=False)
+            clears = self._channel.clears
+            return Completion(number, run_ns, data, clears=clears, view=view, login=login)
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler ends the task only
             run_ns = monotonic_ns() - began_ns
             forks.leave_if_child(error)
@@ -409,7 +411,8 @@ class _Runtime:
             vault.check(f"the result of {method}", data)
             view = look(data, lease.watch) if lease.watch else None
             context.drop_artefacts()
-            return Completion(number, run_ns, data, clears=channel.clears, view=view)
+            login = context.login_outcome(failed=False)
+            return Completion(number, run_ns, data, clears=channel.clears, view=view, login=login)
         except BaseException as raised:  # noqa: BLE001 - as above
             attempt = outcome.FailedAttempt(lease, handler.options, context, raised)
             completion = outcome.failed(attempt, run_ns, vault.redact)

@@ -40,7 +40,9 @@ from aiohttp.payload import Payload
 from msgspec import Struct
 from yarl import URL
 
+from musterd.ipc.errors import LoggedOut
 from musterd.ipc.resilience.policy import BackoffPolicy, BreakerPolicy, RetryPolicy
+from musterd.workers.authoring.session import Session
 from musterd.workers.pages.connections import CONNECTIONS, open_connector, open_session
 from musterd.workers.pages.encodings import decode, sniff_encoding
 from musterd.workers.pages.http import (
@@ -62,6 +64,7 @@ from musterd.workers.pages.http import (
     shown_url,
     told,
 )
+from musterd.workers.pages.session_cookies import cookies_of, jar_of, keep_changes
 from musterd.workers.toolkit import functions
 from musterd.workers.toolkit.breaker import breaker
 from musterd.workers.toolkit.bulkhead import BulkheadFull, bulkhead
@@ -146,6 +149,7 @@ class _Request(Struct, frozen=True):
     content_type: str
     idempotent: bool
     deadline: float  # of time.monotonic()
+    session: Session | None
 
 
 _Run = Callable[[_Request, Any], Coroutine[Any, Any, Response]]
@@ -174,6 +178,7 @@ class RequestOptions(TypedDict, total=False):
     body: bytes | str | None
     json: Any
     idempotent: bool | None
+    session: Session | None
 
 
 class NetworkClient:
@@ -264,10 +269,13 @@ class NetworkClient:
         body: bytes | str | None = None,
         json: Any = msgspec.UNSET,
         idempotent: bool | None = None,
+        session: Session | None = None,
     ) -> Response:
         """Return the answer; HttpError, SiteTimeout, SiteUnreachable, BadRequest, PageTooLarge.
 
-        With `ctx`, neither tries nor pauses go beyond the task's deadline.
+        With `ctx`, neither tries nor pauses go beyond the task's deadline. With a `session` of
+        ctx.session(), its cookies are sent, those of the site are kept in it, and LoggedOut is
+        raised where the answer means that.
         """
         check_url(url.partition("?")[0])  # its error names the URL, and keys are in the query
         if body is not None and json is not msgspec.UNSET:
@@ -286,6 +294,7 @@ class NetworkClient:
             content_type,
             method in IDEMPOTENT if idempotent is None else idempotent,
             deadline_of(ctx),
+            session,
         )
         run = self._run if request.idempotent else self._run_once
         return await run(request, ctx)
@@ -297,6 +306,8 @@ class NetworkClient:
             self._session = open_session(connector, self._headers, owned=True)
         shown = shown_url(request.url)
         try:
+            if request.session is not None:
+                return await self._exchange_as(request.session, self._session, request)
             return await self._exchange(self._session, request)
         except aiohttp.ConnectionTimeoutError:
             raise ConnectTimeout(f"no connection in time to {shown}") from None
@@ -310,6 +321,26 @@ class NetworkClient:
             raise NoConnection(f"cannot reach {shown}: {told(error)}") from None
         except REQUEST_ERRORS as error:
             raise request_error(error, shown) from None
+
+    async def _exchange_as(
+        self, user: Session, session: aiohttp.ClientSession, request: _Request
+    ) -> Response:
+        """Try once with the cookies of a session."""
+        jar = jar_of(user.cookies)
+        before = cookies_of(jar)
+        assert session.connector is not None
+        async with open_session(session.connector, self._headers, cookies=jar) as own:
+            try:
+                answer = await self._exchange(own, request)
+            except HttpError as error:
+                if user.is_logged_out("", error.status):
+                    raise LoggedOut(f"the site asks for a login: {error}") from None
+                raise
+            finally:
+                keep_changes(user, before, jar)
+        if user.is_logged_out(answer.url):
+            raise LoggedOut(f"{shown_url(request.url)} leads to {shown_url(URL(answer.url))}")
+        return answer
 
     async def _exchange(self, session: aiohttp.ClientSession, request: _Request) -> Response:
         limits = self.timeouts

@@ -33,7 +33,7 @@ from musterd.supervisor.views.metrics import Figures
 ASK_THE_STORE = (
     *(rpc.SubmitTask, rpc.GetTask, rpc.ListTasks, rpc.CancelTasks),
     *(rpc.ListDead, rpc.RetryTasks, rpc.PurgeTasks, rpc.ListChanges, rpc.ShowHistory),
-    *(rpc.ListSessions, rpc.ForgetSession),
+    *(rpc.ListSessions, rpc.ForgetSession, rpc.ResetSession),
 )
 
 

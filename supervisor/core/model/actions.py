@@ -465,6 +465,7 @@ class Report(Action, frozen=True):
     reason: str = ""
     seconds: float = 0.0
     schedule: str = ""
+    session: str = ""  # of [sessions]
     count: int = 0  # how many times
     digest: str = ""  # of a result
     cause: str = ""  # why a worker was lost: one of core.model.slot.Cause

@@ -540,6 +540,12 @@ class SessionForgotten(Struct, frozen=True):
     name: str
 
 
+class SessionReset(Struct, frozen=True):
+    """An operator lets tasks of a session log in again, after logins that failed."""
+
+    name: str
+
+
 class ScaleRequested(Struct, frozen=True):
     """Answered to the peer, where one is given, at once: refused if it is too many."""
 

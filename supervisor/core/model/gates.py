@@ -11,7 +11,9 @@ nothing polls it meanwhile.
     bulkhead               one lane per pool for each place that becomes free, highest level first;
                            if that lane turns out empty, the next one
     session                the same, but pools take turns, and each AGING_TURN-th place goes to the
-                           task that waits for longest: with one place, order is all there is
+                           task that waits for longest: with one place, order is all there is.
+                           While a login task is awaited, it alone; while too many logins have
+                           failed, nobody: such tasks end (core/tasks/logins.py)
 
 A lease enters the gate and must leave it exactly once, whatever becomes of the attempt (`leave`).
 The verdict says what the attempt tells about the site: only WELL and UNWELL count for the breaker,
@@ -104,10 +106,10 @@ class WaitingLanes:
         lanes = [next(iter(lanes)) for each in self._lanes.values() for lanes in each if lanes]
         return min(lanes, key=lambda lane: lane.since_ns)
 
-    def wake_all(self) -> None:
+    def wake_all(self, *, logins_only: bool = False) -> None:
         for levels in list(self._lanes.values()):
             for lanes in levels:
-                for lane in list(lanes):
+                for lane in [each for each in lanes if each.logs_in or not logins_only]:
                     self.remove(lane)
                     lane.level.list_again(lane)
 
@@ -142,28 +144,92 @@ class SessionPlaces(Places):
     A place that becomes free is offered twice. First to other pools than the last one, or in some
     turns to the task that waits for longest; after the dispatch, where nobody took the place (no
     worker was free), to all.
+
+    The breaker counts logins that fail: only `core/tasks/logins.py` tells it of any.
     """
 
-    __slots__ = ("_chosen", "_last", "_offered", "_turn")
+    __slots__ = (
+        *("_chosen", "_last", "_offered", "_turn", "breaker", "lanes", "login", "logins", "name"),
+        *("problem", "round", "wanting"),
+    )
 
-    def __init__(self, bulkhead: Bulkhead, offered: dict[SessionPlaces, None]) -> None:
+    def __init__(
+        self,
+        name: str,
+        bulkhead: Bulkhead,
+        breaker: BreakerPolicy,
+        offered: dict[SessionPlaces, None],
+    ) -> None:
         super().__init__(bulkhead)
+        self.name = name
+        self.breaker = Breaker(breaker)
+        self.round = 0  # half-open rounds so far: a probe counts in its own round only
+        self.problem = ""  # why the last login failed
+        self.lanes: dict[Lane, None] = {}  # in all pools, waiting or not
+        self.login = ""  # the login task that all other tasks of the session wait for
+        self.logins = 0  # login tasks that have succeeded so far
+        self.wanting: dict[str, None] = {}  # tasks that go on after that login
         self._offered = offered  # places to be offered once more when the event is over
         self._chosen: list[Lane] = []  # the lanes to which the place is offered first
         self._last: PoolQueue | None = None
         self._turn = 0
 
-    def admits(self, lane: Lane) -> bool:
-        return bool(self.bulkhead.free) and (not self._chosen or lane in self._chosen)
+    def admits(self, lane: Lane, now_ns: int) -> bool:
+        if not self.bulkhead.free or (self.login and not lane.logs_in):
+            return False
+        if self._chosen and lane not in self._chosen:
+            return False
+        before = self.breaker.state
+        admitted = self.breaker.admits(now_ns)
+        self.round += self.breaker.state != before
+        return admitted
 
-    def enter(self, queue: PoolQueue) -> None:
+    def is_held(self, now_ns: int) -> bool:
+        """Whether too many logins have failed for another one to be tried yet."""
+        return self.breaker.state == BreakerState.OPEN and now_ns < self.breaker.open_until_ns
+
+    def enter(self, task: Task) -> None:
         self.bulkhead.enter()
-        self._last = queue
+        self._last = task.route.pool.queue
+        task.login_probe = self.round if self.breaker.begin() else 0
+        task.login_seen = self.logins
+
+    def probe(self, task: Task, now_ns: int) -> None:
+        """Let an attempt of the cluster try a login, if it is time for one."""
+        before = self.breaker.state
+        admitted = self.breaker.admits(now_ns)
+        self.round += self.breaker.state != before
+        task.login_probe = self.round if admitted and self.breaker.begin() else 0
+
+    def forget_probe(self, task: Task) -> None:
+        if task.login_probe and task.login_probe == self.round:
+            self.breaker.forget(probe=True)
+        task.login_probe = 0
+
+    def tell(self, task: Task, now_ns: int, rng: Random, *, ok: bool) -> None:
+        """Count a login that worked, or did not."""
+        probe = task.login_probe != 0 and task.login_probe == self.round
+        task.login_probe = 0
+        self.breaker.record(now_ns, rng, ok=ok, probe=probe)
+        if probe:
+            self.waiting.wake_all()
+
+    def end_login(self) -> None:
+        """Let other tasks in again: the login task has ended."""
+        self.login = ""
+        self.waiting.wake_all()
+
+    def leave_by(self, task: Task) -> None:
+        self.forget_probe(task)
+        self.leave()
 
     def leave(self) -> None:
         self.bulkhead.leave()
         waiting = self.waiting
         if not waiting or not self.bulkhead.free:
+            return
+        if self.login:
+            waiting.wake_all(logins_only=True)
             return
         self._turn = (self._turn + 1) % AGING_TURN
         lanes = waiting.most_urgent() if self._turn else [waiting.longest()]
@@ -175,7 +241,11 @@ class SessionPlaces(Places):
 
     def offer_again(self) -> None:
         self._chosen = []
-        if self.bulkhead.free:
+        if not self.bulkhead.free:
+            return
+        if self.login:  # it came after the first offer
+            self.waiting.wake_all(logins_only=True)
+        else:
             self.waiting.wake_one_each()
 
 
@@ -326,6 +396,17 @@ class Gate:
         self.counts = own.counts if own.counts is not None else of_class
         self.fetching = own.fetching
 
+    def enlist(self, lane: Lane) -> None:
+        """Note a lane that stands before this gate."""
+        for each in (self.site, self.session):
+            if each is not None:
+                each.lanes[lane] = None
+
+    def dismiss(self, lane: Lane) -> None:
+        for each in (self.site, self.session):
+            if each is not None:
+                del each.lanes[lane]
+
     def waiting_at(self, now_ns: int, lane: Lane) -> WaitingLanes | None:
         """Return the lanes among which this lane has to wait now; None if it may go on."""
         site = self.site
@@ -336,7 +417,7 @@ class Gate:
                 return site.places.waiting
         if self.shared is not None and not self.shared.bulkhead.free:
             return self.shared.waiting
-        if self.session is not None and not self.session.admits(lane):
+        if self.session is not None and not self.session.admits(lane, now_ns):
             return self.session.waiting
         if site is not None and site.bucket is not None and (site.bucket.ready_ns(now_ns) > now_ns):
             return site.waiting
@@ -347,7 +428,7 @@ class Gate:
         if self.shared is not None:
             self.shared.bulkhead.enter()
         if self.session is not None:
-            self.session.enter(task.route.pool.queue)
+            self.session.enter(task)
         site = self.site
         if site is None:
             return
@@ -398,25 +479,34 @@ class Gate:
         if self.shared is not None:
             self.shared.leave()
         if self.session is not None:
-            self.session.leave()
+            self.session.leave_by(task)
 
     def why(self, now_ns: int) -> str:
         """Say why a task waits here, for people; "" if it does not."""
-        site = self.site
-        if site is not None and site.breaker.state == BreakerState.FORCED_OPEN:
-            return f"breaker of {site.target} is held open"
-        if site is not None and site.breaker.state == BreakerState.OPEN:
-            left = max(0, site.breaker.open_until_ns - now_ns) / SECOND_NS
-            return f"breaker of {site.target} is open for {left:.0f} s more"
-        if site is not None and not site.breaker.admits(now_ns):
-            return f"breaker of {site.target} is half-open, {site.breaker.probes} probe(s) run"
-        for places in (site.places if site is not None else None, self.shared, self.session):
+        site, session = self.site, self.session
+        if site is not None and (why := _why_shut(site, now_ns)):
+            return why
+        if session is not None and session.login:
+            return f"session {session.name}: its login task {session.login} comes first"
+        for places in (site.places if site is not None else None, self.shared, session):
             if places is not None and not places.bulkhead.free:
                 bulkhead = places.bulkhead
                 return f"bulkhead {bulkhead.name} {bulkhead.used}/{bulkhead.limit}"
         if site is not None and site.bucket is not None and site.bucket.ready_ns(now_ns) > now_ns:
             return f"rate {site.rate:g}/s of {site.target}"
         return ""
+
+
+def _why_shut(site: Site, now_ns: int) -> str:
+    breaker = site.breaker
+    if breaker.state == BreakerState.FORCED_OPEN:
+        return f"breaker of {site.target} is held open"
+    if breaker.state == BreakerState.OPEN:
+        left = max(0, breaker.open_until_ns - now_ns) / SECOND_NS
+        return f"breaker of {site.target} is open for {left:.0f} s more"
+    if not breaker.admits(now_ns):
+        return f"breaker of {site.target} is half-open, {breaker.probes} probe(s) run"
+    return ""
 
 
 def resized(places: Places | None, name: str, limit: int, inside: int) -> Places | None:

@@ -35,6 +35,12 @@ class Hooks(Protocol):
     def schedule_retried(self, id_: str, alive: bool) -> None:
         """A task that a schedule made is alive again, or is not after all."""
 
+    def session_ended(self, task: Task, outcome: Outcome | None) -> None:
+        """A task of a session has ended; without an outcome it is gone with its pool."""
+
+    def login_failed(self, task: Task, failure: Failure) -> None:
+        """A queued task has waited for a login in vain."""
+
     def earned(self, site: Site) -> None:
         """A site can afford more retries."""
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from musterd.supervisor.core.model.gates import Gate, WaitingLanes
     from musterd.supervisor.core.model.queue import PoolQueue
 
+LOGIN_LANE = "\0login"  # at the end of the key of a lane whose tasks log in
+
 
 class Lane(Struct, eq=False):
     """The queued tasks of one target at one level."""
@@ -31,6 +33,7 @@ class Lane(Struct, eq=False):
     reading: bool = False  # whether some are on their way from disk
     waits_among: WaitingLanes | None = None  # None: the lane is in the ring
     woken_from: WaitingLanes | None = None  # for a place in a bulkhead that it may not need
+    logs_in: bool = False  # its tasks log in to their session
 
     @property
     def since_ns(self) -> int:
@@ -64,10 +67,10 @@ class Level:
         self.dead = 0  # entries of tasks that were discarded, and not dropped yet
 
     def open_lane(self, key: str, gate: Gate | None) -> Lane:
-        lane = self.lanes[key] = Lane(key, self, gate)
+        lane = self.lanes[key] = Lane(key, self, gate, logs_in=key.endswith(LOGIN_LANE))
         self.ring.append(lane)
-        if gate is not None and gate.site is not None:
-            gate.site.lanes[lane] = None
+        if gate is not None:
+            gate.enlist(lane)
         return lane
 
     def count(self, lane: Lane, change: int) -> None:
@@ -104,8 +107,8 @@ class Level:
     def forget(self, lane: Lane) -> None:
         """Forget an empty lane that is out of the ring."""
         del self.lanes[lane.key]
-        if lane.gate is not None and lane.gate.site is not None:
-            del lane.gate.site.lanes[lane]
+        if lane.gate is not None:
+            lane.gate.dismiss(lane)
         self.pass_on(lane)
 
     def emptied(self, lane: Lane) -> None:
@@ -150,8 +153,8 @@ class Level:
         for lane in self.lanes.values():
             if lane.waits_among is not None:
                 lane.waits_among.remove(lane)
-            if lane.gate is not None and lane.gate.site is not None:
-                del lane.gate.site.lanes[lane]
+            if lane.gate is not None:
+                lane.gate.dismiss(lane)
         self.lanes.clear()
         self.ring.clear()
         self.size = self.waiting = self.dead = 0

@@ -338,6 +338,8 @@ class Ledger:
             assert state == EXPIRED, state
             counters.expired += 1
         self._ended.append(task)
+        if spec.session:
+            self._hooks.session_ended(task, outcome)
         if task.cancel_noted:
             self.forget_cancel(task)
         if task.debt is not None:

@@ -169,6 +169,9 @@ class SessionPolicy(Struct, frozen=True):
     """A named set of cookies and storage, which tasks use one at a time."""
 
     concurrent: int = 1
+    login_task: str = ""  # "pool.method"; "": a function of the workers logs in, or nobody
+    login_args: bytes = b"\x80"  # of the login task
+    logins: BreakerPolicy = BreakerPolicy(enabled=False)  # when no further login is tried
 
 
 class MemoryPolicy(Struct, frozen=True):

@@ -264,6 +264,14 @@ class PoolQueue:
         if level.dead >= SWEEP_MIN and level.dead > level.size + level.waiting:
             level.sweep()
 
+    def take_out(self, task: Task) -> None:
+        """Take a task out of the queue that may come back: no dead entry of it may stay."""
+        assert task.lane is not None and not task.behind, task.spec.id
+        level = task.lane.level
+        task.lane.tasks.remove(task)
+        self.discard(task)
+        level.dead -= 1
+
     def sweep(self) -> None:
         """Drop the entries of all discarded tasks."""
         for level in self.levels:

@@ -131,6 +131,7 @@ class ClusterRules:
                 (each for each in retries if each != NOT_GIVEN), rules.retry.max_retries
             ),
             watch=given.watch,
+            session=given.session,
         )
         claim = Claim(
             attempt.claim,

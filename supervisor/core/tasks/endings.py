@@ -32,6 +32,7 @@ from musterd.supervisor.core.model.task import Task
 from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper
 from musterd.supervisor.core.tasks.leases import Leases
+from musterd.supervisor.core.tasks.logins import Logins
 from musterd.supervisor.core.tasks.retries import Retries
 
 COST_MIN_NS = 10_000  # the least a task costs: the worker's own work around it
@@ -49,9 +50,11 @@ class Endings:
         retries: Retries,
         *,
         claims: Claims,
+        logins: Logins,
     ) -> None:
         self._state = state
         self._claims = claims
+        self._logins = logins
         self._ledger = ledger
         self._leases = leases
         self._keeper = keeper
@@ -61,8 +64,11 @@ class Endings:
 
     def _leave_gate(self, task: Task, completion: Completion) -> None:
         """Tell the gate how an attempt ended: it may say something about the site."""
-        assert task.gate is not None
         failure = completion.failure
+        if task.spec.session:
+            self._logins.attempt_over(task, completion)
+        if task.gate is None:
+            return  # an attempt of the cluster: the gates are the engine's
         task.gate.leave(
             task,
             verdict_of(failure),
@@ -78,6 +84,8 @@ class Endings:
         if task.gate is not None:
             task.gate.leave(task, Verdict.NOTHING, self._state.now_ns, self._state.rng)
             self._keeper.touch(task.gate.site)
+        elif task.login_probe:
+            self._logins.let_go(task)
 
     # -- from the workers ---------------------------------------------------------------------
 
@@ -97,7 +105,7 @@ class Endings:
             count += 1
             task.slot = None
             task.lease = 0
-            if task.gate is not None:
+            if task.gate is not None or task.spec.session:
                 self._leave_gate(task, completion)
             route = task.route
             run_ns = completion.run_ns
@@ -118,7 +126,6 @@ class Endings:
                 task.view = completion.view
                 succeed(task, completion.value, completion.run_ns)
             else:
-                self._note_failure(task, completion.failure, slot)
                 self._failed(task, completion.failure, completion, slot)
         if event.samples:
             slot.pool.tally.add(event.samples)
@@ -142,6 +149,10 @@ class Endings:
         self._ledger.failed(task, failure, slot.name)
 
     def _failed(self, task: Task, failure: Failure, completion: Completion, slot: Slot) -> None:
+        if completion.login and self._logins.sends_back(task, completion):
+            self._untouched(task)
+            return
+        self._note_failure(task, failure, slot)
         if task.cancelled:
             self._ledger.finish(task, CANCELLED, failure=failure, run_ns=completion.run_ns)
         elif failure.kind == CANCEL:
@@ -149,8 +160,16 @@ class Endings:
         else:
             self._retry_or_fail(task, failure, completion.retry_delay_ns, completion.run_ns, slot)
 
+    def login_failed(self, task: Task, failure: Failure) -> None:
+        """Count the attempt of a task that has waited for a login in vain."""
+        task.route.pool.queue.take_out(task)
+        task.attempt += 1
+        task.route.pool.tally.failed(failure)
+        self._ledger.failed(task, failure, "")
+        self._retry_or_fail(task, failure, -1, 0, None)
+
     def _retry_or_fail(
-        self, task: Task, failure: Failure, delay_ns: int, run_ns: int, slot: Slot
+        self, task: Task, failure: Failure, delay_ns: int, run_ns: int, slot: Slot | None
     ) -> None:
         may_help = failure.kind in (ERROR, TIMEOUT)
         if task.claim is not None:
@@ -173,6 +192,7 @@ class Endings:
             "task.retry",
             "info",
             slot=slot,
+            pool=task.route.pool,
             task=task,
             seconds=delay_ns / SECOND_NS,
             reason=f"{failure.type or failure.kind}: {failure.message}{budget}",

@@ -15,13 +15,13 @@ submit. The ledger decides about the fallback of a task that has failed for good
 
 from msgspec import Struct, msgpack
 
-from musterd.ipc.resilience.breaker import BreakerState
+from musterd.ipc.resilience.breaker import Breaker, BreakerState
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import FAILED, SHUT, SHUT_TYPE, SUCCEEDED, Failure, TaskSpec
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.gates import Gate, Places, SessionPlaces, Site, resized
 from musterd.supervisor.core.model.hooks import Hooks
-from musterd.supervisor.core.model.lanes import Lane
+from musterd.supervisor.core.model.lanes import LOGIN_LANE, Lane
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.limits import Bulkhead
 from musterd.supervisor.core.model.policy import GatePolicy, SessionPolicy
@@ -32,6 +32,7 @@ SITES_MAX = 10_000  # targets remembered; sites equal to new ones are forgotten 
 KIND = "breaker"  # Fact.kind of breakers
 BUDGET = "retry-budget"  # Fact.kind of the retries that a site has left
 
+NO_SESSION = SessionPolicy()
 WAIT, FALLBACK = "wait", "fallback"
 
 
@@ -45,6 +46,32 @@ class SavedBreaker(Struct, array_like=True, frozen=True):
     open_until_wall_ns: int = 0  # 0: the clock was unknown
     failures: int = 0  # that opened the breaker
 
+    @classmethod
+    def of(cls, breaker: Breaker, state: State) -> "SavedBreaker":
+        left_ns = breaker.open_until_ns - state.now_ns if breaker.state == BreakerState.OPEN else 0
+        return cls(
+            str(breaker.state),
+            left_ns,
+            breaker.reopenings,
+            state.wall_ns(left_ns),
+            breaker.failures,
+        )
+
+
+def restore(breaker: Breaker, saved: SavedBreaker, now_ns: int, wall_ns: int) -> None:
+    """Set a breaker as it was saved; `wall_ns` is what the clock shows, 0 if that is unknown."""
+    if breaker.state == BreakerState.DISABLED:
+        return  # disabled by the configuration meanwhile
+    breaker.state = BreakerState(saved.state)
+    if breaker.state == BreakerState.HALF_OPEN:  # its probes ended with the daemon
+        breaker.state = BreakerState.OPEN
+    left_ns = saved.open_left_ns
+    if saved.open_until_wall_ns and wall_ns:
+        left_ns = max(0, min(left_ns, saved.open_until_wall_ns - wall_ns))
+    breaker.reopenings = saved.reopenings
+    breaker.failures = saved.failures
+    breaker.open_until_ns = now_ns + left_ns
+
 
 class Gatekeeper:
     def __init__(self, state: State, ledger: Ledger, hooks: Hooks) -> None:
@@ -56,6 +83,7 @@ class Gatekeeper:
         self._shared: dict[str, Places | None] = {}
         self.sessions: dict[str, SessionPlaces] = {}
         self._offered: dict[SessionPlaces, None] = {}  # free places, to be offered once more
+        self.held: dict[SessionPlaces, None] = {}  # their tasks end when the event is over
         self._sweep_at = SITES_MAX  # number of sites at which some are forgotten
         self._touched: dict[Site, None] = {}  # sites to look at when the event is over
         self.transitions: dict[str, int] = {}  # changes of all breakers, by their new state
@@ -81,20 +109,28 @@ class Gatekeeper:
             if name not in self._shared:
                 limit = policy.max_concurrent
                 self._shared[name] = resized(None, f"class {name}", limit, 0)
-            places = self._session(session) if session else None
+            places = self.session(session) if session else None
             gate = Gate(site, policy, self._shared[name], places)
             self._gates[target, name, session] = gate
+        if gate.session is not None and not gate.session.login and self.logs_in(spec):
+            gate.session.login = spec.id  # the others wait for it
         return gate
 
-    def _session(self, name: str) -> SessionPlaces:
+    def session(self, name: str) -> SessionPlaces:
         places = self.sessions.get(name)
         if places is None:
-            bulkhead = Bulkhead(f"session {name}", self._concurrent(name))
-            places = self.sessions[name] = SessionPlaces(bulkhead, self._offered)
+            policy = self.session_policy(name)
+            bulkhead = Bulkhead(f"session {name}", policy.concurrent)
+            places = SessionPlaces(name, bulkhead, policy.logins, self._offered)
+            self.sessions[name] = places
         return places
 
-    def _concurrent(self, session: str) -> int:
-        return self._state.policy.sessions.get(session, SessionPolicy()).concurrent
+    def session_policy(self, name: str) -> SessionPolicy:
+        return self._state.policy.sessions.get(name, NO_SESSION)
+
+    def logs_in(self, spec: TaskSpec) -> bool:
+        """Whether this task is a login of its session."""
+        return bool(spec.session) and spec.name == self.session_policy(spec.session).login_task
 
     def site(self, target: str, name: str = "") -> Site:
         """Return the site. Its breaker is that of its own configuration, else of the first class
@@ -148,7 +184,8 @@ class Gatekeeper:
             gate.follow(classes.get(name, gate.policy), self._shared[name])
             self._mixed = self._mixed or gate.on_open != said[key]
         for name, places in self.sessions.items():
-            places.bulkhead.limit = self._concurrent(name)
+            places.bulkhead.limit = self.session_policy(name).concurrent
+            places.breaker.follow(self.session_policy(name).logins)
             places.waiting.wake_all()
 
     def _forget_some(self) -> None:
@@ -181,13 +218,16 @@ class Gatekeeper:
         if gate is None:
             return ""
         key = f"{task.spec.target}\0{gate.policy.name}\0{task.on_open}"
-        return f"{key}\0{task.spec.session}" if gate.session is not None else key
+        if gate.session is None:
+            return key
+        return f"{key}\0{task.spec.session}{LOGIN_LANE if self.logs_in(task.spec) else ''}"
 
     # -- lanes --------------------------------------------------------------------------------
 
     def parked(self, lane: Lane) -> None:
         """Set a timer for a lane that waits at its gate."""
         assert lane.gate is not None
+        self._look_at_session(lane.gate)
         site = lane.gate.site
         if site is None:
             return
@@ -204,8 +244,13 @@ class Gatekeeper:
 
     def pushed(self, gate: Gate) -> None:
         """Look at a gate that a task came to: the task may not want to wait for a shut site."""
+        self._look_at_session(gate)
         if gate.site is not None and gate.site.shut(self._state.now_ns):
             self._touched[gate.site] = None
+
+    def _look_at_session(self, gate: Gate) -> None:
+        if gate.session is not None and gate.session.is_held(self._state.now_ns):
+            self.held[gate.session] = None
 
     def touch(self, site: Site | None) -> None:
         if site is not None:
@@ -249,14 +294,7 @@ class Gatekeeper:
         )
         value = None
         if not breaker.as_new:
-            saved = SavedBreaker(
-                str(breaker.state),
-                left_ns,
-                breaker.reopenings,
-                state.wall_ns(left_ns),
-                breaker.failures,
-            )
-            value = msgpack.encode(saved)
+            value = msgpack.encode(SavedBreaker.of(breaker, state))
         self._ledger.remember(KIND, site.target, value)
 
     def _end_impatient(self, lane: Lane) -> None:
@@ -291,19 +329,8 @@ class Gatekeeper:
         for target, value in event.facts:
             saved = msgpack.decode(value, type=SavedBreaker)
             site = self.site(target)
-            breaker = site.breaker
-            if breaker.state == BreakerState.DISABLED:
-                continue  # disabled by the configuration meanwhile
-            breaker.state = BreakerState(saved.state)
-            if breaker.state == BreakerState.HALF_OPEN:  # its probes ended with the daemon
-                breaker.state = BreakerState.OPEN
-            left_ns = saved.open_left_ns
-            if saved.open_until_wall_ns and event.wall_ns:
-                left_ns = max(0, min(left_ns, saved.open_until_wall_ns - event.wall_ns))
-            breaker.reopenings = saved.reopenings
-            breaker.failures = saved.failures
-            breaker.open_until_ns = self._state.now_ns + left_ns
-            site.seen = breaker.state
+            restore(site.breaker, saved, self._state.now_ns, event.wall_ns)
+            site.seen = site.breaker.state
 
     def command(self, event: events.BreakerCommanded) -> None:
         site = self.site(event.target)

@@ -15,6 +15,7 @@ from musterd.supervisor.core.model.actions import AssignLeases, Persist, Report
 from musterd.supervisor.core.model.events import BreakerCommanded, FactsRecovered, TasksRecovered
 from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.tasks.gatekeeper import KIND, WAIT, SavedBreaker
+from musterd.supervisor.core.tasks.logins import HELD_TYPE
 
 if TYPE_CHECKING:
     from simulation.world import World
@@ -88,6 +89,6 @@ class BreakerWatch:
         failure, held = final.outcome.failure, self.held.get(final.spec.target)
         if final.outcome.cached:  # it shares the outcome of a task with the same key, of any site
             return
-        if failure is not None and failure.kind == SHUT:
+        if failure is not None and failure.kind == SHUT and failure.type != HELD_TYPE:
             assert held != "disabled", f"{final.spec.id} was kept from a site held disabled"
             self.ended += held == "forced-open"

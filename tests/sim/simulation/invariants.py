@@ -59,6 +59,7 @@ from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import CLEANUP_SLACK_NS, CLOSE_BUDGET_NS
 from musterd.supervisor.core.tasks import endings
 from musterd.supervisor.core.tasks.leases import WINDOW_MAX, WINDOW_NS
+from musterd.supervisor.core.tasks.logins import HELD_TYPE
 from simulation.breaker_watch import BreakerWatch
 from simulation.cancel_watch import CancelWatch
 from simulation.handler_requests_watch import HandlerRequestsWatch
@@ -386,7 +387,7 @@ class Watch:
                 assert outcome.attempts == attempts, f"{id_}: {outcome.attempts} of {attempts}"
                 failed = self._failed_runs.get(id_, 0)
                 assert failed >= attempts, f"{id_} failed {failed} times, not {attempts}"
-            elif failure.kind == SHUT:
+            elif failure.kind == SHUT and failure.type != HELD_TYPE:
                 assert final.spec.on_open != "wait", f"{id_} would have waited"
             elif failure.kind == CRASH and final.crashes:
                 assert final.crashes == pool.policy.max_crashes, f"{id_}: {final.crashes} crashes"

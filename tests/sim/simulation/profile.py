@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
+from msgspec import structs
+
 from musterd.ipc.resilience.policy import (
     MILLISECOND_NS,
     SECOND_NS,
@@ -109,6 +111,7 @@ class Profile:
     lies: float = 0.0  # chance that a worker sends something untrue instead
     reloads: int = 0  # times the operator reloads, each time with another policy
     gates: bool = False  # breakers that open, bulkheads, rates, classes
+    logins: bool = False  # the sessions have login tasks, which may fail
     sessions: bool = False  # tasks use sessions, of which each has one place or two
     scaling: bool = False  # pools that scale by themselves
     disk_queue: bool = False  # few tasks are kept in memory
@@ -879,8 +882,24 @@ SESSION_PROFILES = (
 )
 
 
+# Login tasks: nobody is logged in at first, and now and then sites forget who is.
+LIMIT = BreakerPolicy(failures=3, open_ns=2 * SEC, open_max_ns=8 * SEC, successes=1)
+LOGIN_SEED = 9_000_000
+LOGIN_TASK = "pool0.tiny"
+LOGIN_SESSIONS = {
+    name: structs.replace(each, login_task=LOGIN_TASK, logins=LIMIT)
+    for name, each in SESSIONS.items()
+}
+LOGIN_PROFILES = tuple(
+    replace(each, name=each.name.replace("sessions", "logins"), logins=True)
+    for each in SESSION_PROFILES
+)
+
+
 def profile_of(seed: int, rng: Random) -> Profile:
-    if seed >= SESSION_SEED:
+    if seed >= LOGIN_SEED:
+        profile = LOGIN_PROFILES[(seed - LOGIN_SEED) % len(LOGIN_PROFILES)]
+    elif seed >= SESSION_SEED:
         profile = SESSION_PROFILES[(seed - SESSION_SEED) % len(SESSION_PROFILES)]
     elif seed >= UNREADABLE_SEED:
         profile = UNREADABLE_PROFILES[(seed - UNREADABLE_SEED) % len(UNREADABLE_PROFILES)]
@@ -943,7 +962,9 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
         page_tasks=rng.choice((1, 3, 8)) if profile.disk_queue else 1024,
         **(_gates(rng) if profile.gates else {}),
         **({"cache": _cache(rng)} if profile.keys else {}),
-        **({"sessions": SESSIONS} if profile.sessions else {}),
+        **(
+            {"sessions": LOGIN_SESSIONS if profile.logins else SESSIONS} if profile.sessions else {}
+        ),
         **({"workers_max": rng.choice((0, 5, 8))} if bounded else {}),
         **({"memory": _memory(rng)} if profile.memory else {}),
     )

@@ -72,13 +72,13 @@ class WideWorker(Worker):
         lease, _ = self._runs.pop(number)
         self._note_oldest()
         world.watch.ended(self, lease)
+        failure, login = world.logins.ended(self.pool, lease, failure)
         if failure is not None and failure.kind != CANCEL:
             world.watch.failed_run(lease)
         value = b"value of " + lease.id.encode() if failure is None else b""
         delay_ns = world.delay(0, 200 * MS) if world.rng.random() < 0.1 else -1
-        self.send(
-            LeasesCompleted(self.number, [Completion(number, run_ns, value, failure, delay_ns)])
-        )
+        done = Completion(number, run_ns, value, failure, delay_ns, login=login)
+        self.send(LeasesCompleted(self.number, [done]))
         if self._stopping and not self._runs:
             self._close()
 

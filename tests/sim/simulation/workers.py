@@ -243,12 +243,15 @@ class Worker:
         self._world.watch.ended(self, lease)
         self.asks.ended(lease)
         value = b""
+        failure, login = self._world.logins.ended(self.pool, lease, failure)
         if failure is None:
             value = b"value of " + lease.id.encode()
         elif failure.kind != CANCEL:
             self._world.watch.failed_run(lease)
         delay_ns = self._world.delay(0, 200 * MS) if self._world.rng.random() < 0.1 else -1
-        done = Completion(lease.lease, run_ns, value, failure, delay_ns, self.asks.clears)
+        done = Completion(
+            lease.lease, run_ns, value, failure, delay_ns, self.asks.clears, login=login
+        )
         self._outbox.append(done)
 
     def _flush(self) -> None:

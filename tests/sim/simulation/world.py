@@ -25,6 +25,7 @@ from musterd.supervisor.core.tasks.outage import PATIENCE_NS
 from simulation.clients import CALLER, WIRE_NS, Client
 from simulation.door import ask
 from simulation.invariants import Watch
+from simulation.logins import Logins
 from simulation.profile import MS, SEC, SESSIONS, US, Profile, policy_of, profile_of
 from simulation.reloads import Reloads
 from simulation.store import READ_NS, Store
@@ -53,6 +54,7 @@ class World:
         self.trace: deque[tuple[int, str, Any]] = deque(maxlen=TRACE_LENGTH)
         self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
+        self.logins = Logins(self)
         self.poison: dict[str, None] = {}
         self.cancelled: dict[str, None] = {}
         self._requests = self._callers = 0
@@ -132,6 +134,7 @@ class World:
             (profile.pauses, self._pause),
             (profile.breaker_orders, self._command_breaker),
             (profile.forgets, self._forget_session),
+            (2 * profile.logins, self._reset_session),
             (profile.calls, self._call),
         )
         for count, call in faults:
@@ -379,6 +382,10 @@ class World:
     def _forget_session(self) -> None:
         if self.up:
             self.tell(events.SessionForgotten(self.rng.choice((*SESSIONS, "unheard-of"))))
+
+    def _reset_session(self) -> None:
+        if self.up:
+            self.tell(events.SessionReset(self.rng.choice(tuple(SESSIONS))))
 
     def _call(self) -> None:
         """Submit a task as a person with musterctl: without a number (control/commands)."""

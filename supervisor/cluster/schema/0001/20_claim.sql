@@ -4,7 +4,8 @@ CREATE TYPE granted AS (
   id text, claim bigint, attempt int, crashes int, interruptions int, class text, probe bool,
   expires_in bigint, name text, args bytea, priority smallint, target text, key text,
   timeout_ns bigint, max_retries int, delay_ns bigint, expires_ns bigint, cache_ns bigint,
-  debounce_ns bigint, fallback bytea, fallback_on text, policy text, on_open text, watch bytea);
+  debounce_ns bigint, fallback bytea, fallback_on text, policy text, on_open text, watch bytea,
+  session text);
 
 -- What a retry budget has, after time has earned its part.
 CREATE FUNCTION budget_at(s site, now_ timestamptz) RETURNS site LANGUAGE plpgsql STABLE AS $$
@@ -81,7 +82,10 @@ BEGIN
     SELECT * INTO s FROM site x WHERE x.target = l.target FOR UPDATE SKIP LOCKED;
     IF NOT FOUND AND EXISTS (SELECT FROM site x WHERE x.target = l.target) THEN RETURN; END IF;
   END IF;
-  IF l.class <> '' THEN
+  IF is_session(l.class) THEN
+    IF NOT pg_try_advisory_xact_lock(@lock_9@, hashtext(l.class)) THEN RETURN; END IF;
+    c.name := l.class; c.max_concurrent := 1;
+  ELSIF l.class <> '' THEN
     SELECT * INTO c FROM class x WHERE x.name = l.class AND x.max_concurrent > 0
     FOR UPDATE SKIP LOCKED;
     IF NOT FOUND AND EXISTS (
@@ -141,11 +145,13 @@ BEGIN
       held = s.target, held_class = c.name, earned = v.earned OR s.target IS NOT NULL,
       probe = CASE WHEN s.state = 'half-open' THEN s.round ELSE 0 END
     WHERE v.ctid = ANY (picked[1:allow]) RETURNING v.*)
-  SELECT t.id, t.claim, t.attempt, t.crashes, t.interruptions, l.class, t.probe <> 0,
+  SELECT t.id, t.claim, t.attempt, t.crashes, t.interruptions,
+    policy_of(l.class, t.opts, l.target), t.probe <> 0,
     CASE WHEN t.expires_at IS NULL THEN 0 ELSE greatest(1, ns(t.expires_at - now_)) END,
     t.name, t.args, t.priority, l.target, t.key, (t.opts).timeout_ns, (t.opts).max_retries,
     (t.opts).delay_ns, (t.opts).expires_ns, (t.opts).cache_ns, (t.opts).debounce_ns,
-    (t.opts).fallback, (t.opts).fallback_on, (t.opts).policy, (t.opts).on_open, (t.opts).watch
+    (t.opts).fallback, (t.opts).fallback_on, (t.opts).policy, (t.opts).on_open, (t.opts).watch,
+    session_of(l.class)
   FROM taken t ORDER BY t.seq;
   IF s.limited OR s.state = 'half-open' OR c.name IS NOT NULL THEN
     PERFORM set_config('synchronous_commit', current_setting('musterd.synchronous_commit'), true);
@@ -183,7 +189,7 @@ BEGIN
     t.name, t.args, t.priority, y.target, t.key, (t.opts).timeout_ns,
     (t.opts).max_retries, (t.opts).delay_ns, (t.opts).expires_ns, (t.opts).cache_ns,
     (t.opts).debounce_ns, (t.opts).fallback, (t.opts).fallback_on, (t.opts).policy,
-    (t.opts).on_open, (t.opts).watch
+    (t.opts).on_open, (t.opts).watch, NULL
   FROM taken t JOIN lane y ON y.lane = t.lane LEFT JOIN stands ON true ORDER BY t.o, t.seq;
   GET DIAGNOSTICS reached = ROW_COUNT;
   IF p_older IS NOT NULL THEN RETURN; END IF;
@@ -225,7 +231,7 @@ BEGIN
         FROM (
           SELECT y.lane, y.head,
             (y.target <> '' AND (SELECT true FROM site s WHERE s.target = y.target LIMIT 1))
-            OR (y.class <> '' AND (SELECT true FROM class c
+            OR is_session(y.class) OR (y.class <> '' AND (SELECT true FROM class c
               WHERE c.name = y.class AND c.max_concurrent > 0 LIMIT 1)) AS gated
           FROM lane y WHERE y.pool = p_pool AND y.level = p_level AND y.state = 'r'
             AND y.lane > low AND y.lane <= high
@@ -284,7 +290,7 @@ BEGIN
             t.name, t.args, t.priority, y.target, t.key, (t.opts).timeout_ns,
             (t.opts).max_retries, (t.opts).delay_ns, (t.opts).expires_ns, (t.opts).cache_ns,
             (t.opts).debounce_ns, (t.opts).fallback, (t.opts).fallback_on, (t.opts).policy,
-            (t.opts).on_open, (t.opts).watch
+            (t.opts).on_open, (t.opts).watch, NULL
           FROM taken t JOIN lane y ON y.lane = t.lane ORDER BY t.o, t.seq;
           GET DIAGNOSTICS got = ROW_COUNT;
           wanted := wanted - got;

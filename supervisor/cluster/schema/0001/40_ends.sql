@@ -47,7 +47,7 @@ BEGIN
   DELETE FROM live x WHERE x.id = p_id RETURNING * INTO v;
   SELECT * INTO l FROM lane x WHERE x.lane = v.lane;
   IF e.state = 5 AND (p_fallback OR falls_back(v.opts, v.name, l)) AND NOT is_invalid(e.failure) THEN
-    good := last_good(v.name, v.key, v.args, v.owner);
+    good := last_good(v.name, v.key, good_args(v.args, l.class), v.owner);
     IF good IS NOT NULL OR (v.opts).fallback IS NOT NULL THEN
       e.state := 4; e.value := coalesce(good, (v.opts).fallback);
       e.source := CASE WHEN good IS NULL THEN 'f' ELSE 's' END;
@@ -236,7 +236,8 @@ BEGIN
     IF u.kind = 0 THEN
       IF u.clears IS NOT NULL THEN cleared := cleared || u.clears; END IF;
       IF u.keeps THEN
-        kept := kept || (v.name, good_key(v.name, v.key, v.args, v.owner), coalesce(u.value, ''),
+        kept := kept || (v.name, good_key(v.name, v.key, good_args(v.args, l.class),
+          v.owner), coalesce(u.value, ''),
           clock() + interval '7 days')::good;
       END IF;
       RETURN QUERY SELECT * FROM end_task(v, (4, coalesce(u.value, ''), NULL, NULL, v.attempt,

@@ -26,6 +26,7 @@ CREATE FUNCTION bad(s sent) RETURNS text LANGUAGE sql IMMUTABLE AS $$
     WHEN (s.opts).on_open NOT IN ('', 'wait', 'fail', 'fallback')
       THEN 'on_open is wait, fail or fallback'
     WHEN octet_length((s.opts).watch) > 8192 THEN 'its rules of what is watched take more than 8 KiB'
+    WHEN length(s.class) > 65 THEN 'its session has more than 64 characters'
     WHEN length((s.opts).policy) > 32 THEN 'its class has more than 32 characters' END $$;
 
 -- Delays beyond a hundred years are a hundred years: an interval has an end.
@@ -66,7 +67,7 @@ CREATE FUNCTION checked(p_sent sent[]) RETURNS sent[] LANGUAGE plpgsql STABLE AS
 BEGIN
   RETURN (SELECT array_agg((x.o, x.id, x.name, x.args, x.priority, x.target, x.key, x.opts,
     x.waiter, x.owner, p.pool,
-    coalesce((x.opts).policy, CASE WHEN x.target <> '' THEN coalesce(t.class, d.class) END, ''),
+    coalesce(x.class, (x.opts).policy, CASE WHEN x.target <> '' THEN coalesce(t.class, d.class) END, ''),
     r.refused, r.why)::sent ORDER BY x.o)
   FROM unnest(p_sent) x
   LEFT JOIN pool p ON p.name = split_part(x.name, '.', 1)
@@ -77,7 +78,8 @@ BEGIN
     CASE WHEN wrong IS NOT NULL THEN 'InvalidTask'
       WHEN p.pool IS NULL OR NOT EXISTS (SELECT FROM node_task n WHERE n.name = x.name)
         THEN 'UnknownTask'
-      WHEN left(x.id, 1) = '@' AND only_mine() IS NOT NULL THEN 'InvalidTask'
+      WHEN (left(x.id, 1) = '@' OR x.class IS NOT NULL) AND only_mine() IS NOT NULL
+        THEN 'InvalidTask'
       WHEN (x.opts).policy IS NOT NULL
         AND NOT EXISTS (SELECT FROM class c WHERE c.name = (x.opts).policy) THEN 'InvalidTask'
     END AS refused,
@@ -87,6 +89,8 @@ BEGIN
         format('no node has a task ''%s''', x.name)
       WHEN left(x.id, 1) = '@' AND only_mine() IS NOT NULL
         THEN 'ids that begin with @ are those of runs of schedules'
+      WHEN x.class IS NOT NULL AND only_mine() IS NOT NULL
+        THEN format('session ''%s'' is for programs on a node', session_of(x.class))
       ELSE format('there is no class ''%s''', (x.opts).policy) END AS why) r);
 END $$;
 
@@ -269,7 +273,8 @@ END $$;
 CREATE FUNCTION submit_1(p_ids text[], p_names text[], p_args bytea[], p_priorities smallint[],
   p_targets text[], p_keys text[], p_timeouts bigint[], p_retries int[], p_delays bigint[],
   p_expires bigint[], p_caches bigint[], p_debounces bigint[], p_fallbacks bytea[],
-  p_fallback_ons text[], p_policies text[], p_on_opens text[], p_watches bytea[], p_waiter bigint, p_resend bool)
+  p_fallback_ons text[], p_policies text[], p_on_opens text[], p_watches bytea[],
+  p_sessions text[], p_waiter bigint, p_resend bool)
 RETURNS TABLE (o int, verdict text, code text, why text, retry_ns bigint, state smallint,
   value bytea, failure bytea, attempts int, run_ns bigint, source "char", lanes int[], low bigint,
   hasten text[]) LANGUAGE plpgsql AS $$
@@ -281,14 +286,15 @@ BEGIN
   END IF;
   SELECT array_agg((u.o, u.id, u.name, u.args, coalesce(u.priority, 2), coalesce(u.target, ''),
     keys || u.key, CASE WHEN num_nonnulls(u.timeout, u.retries, u.delay, u.expires, u.cache, u.debounce,
-      u.fallback, u.fallback_on, u.policy, u.on_open, u.watch) > 0 THEN (u.timeout, u.retries, u.delay,
-      u.expires, u.cache, u.debounce, u.fallback, u.fallback_on, u.policy, u.on_open,
+      u.fallback, u.fallback_on, u.policy, u.on_open, u.watch) > 0 THEN (u.timeout, u.retries,
+      u.delay, u.expires, u.cache, u.debounce, u.fallback, u.fallback_on, u.policy, u.on_open,
       u.watch)::opts END,
-    p_waiter, owner_, NULL, NULL, NULL, NULL)::sent) INTO all_
+    p_waiter, owner_, NULL, session_class(u.session), NULL, NULL)::sent) INTO all_
   FROM unnest(p_ids, p_names, p_args, p_priorities, p_targets, p_keys, p_timeouts, p_retries,
     p_delays, p_expires, p_caches, p_debounces, p_fallbacks, p_fallback_ons, p_policies,
-    p_on_opens, p_watches) WITH ORDINALITY AS u(id, name, args, priority, target, key, timeout, retries, delay,
-      expires, cache, debounce, fallback, fallback_on, policy, on_open, watch, o);
+    p_on_opens, p_watches, p_sessions) WITH ORDINALITY AS u(id, name, args, priority, target, key,
+      timeout, retries, delay, expires, cache, debounce, fallback, fallback_on, policy, on_open,
+      watch, session, o);
   RETURN QUERY SELECT t.o, t.verdict, t.code, t.why, t.retry_ns, (t.e).state, (t.e).value,
     (t.e).failure, (t.e).attempts, (t.e).run_ns, (t.e).source, t.lanes, t.low, t.hasten
   FROM take_in(all_, p_resend, false) t;
@@ -307,8 +313,8 @@ BEGIN
   PERFORM FROM done x WHERE x.id = ANY (p_ids) ORDER BY x.id FOR UPDATE;
   FOR t IN
     SELECT u.id, u.o, d.id IS NOT NULL AS ended, v.id IS NOT NULL AS alive, d.state, (u.o, d.id,
-      d.name, d.args, d.priority, d.target, d.key, d.opts, d.waiter, d.owner, NULL, NULL, NULL,
-      NULL)::sent AS s
+      d.name, d.args, d.priority, d.target, d.key, d.opts, d.waiter, d.owner, NULL,
+      session_class(session_of(d.class)), NULL, NULL)::sent AS s
     FROM unnest(p_ids) WITH ORDINALITY u(id, o)
     LEFT JOIN LATERAL (SELECT x.id FROM live x
       WHERE x.id = u.id AND (mine IS NULL OR x.owner = mine)) v ON true

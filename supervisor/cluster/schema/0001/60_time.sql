@@ -276,7 +276,9 @@ BEGIN
       AND (SELECT true FROM class c WHERE c.name = l.class AND c.max_concurrent > 0
         AND c.max_concurrent <= (
           SELECT count(*) FROM live v WHERE v.held_class = c.name AND v.state + 0 = 1)
-        LIMIT 1) IS NULL);
+        LIMIT 1) IS NULL
+      AND NOT (is_session(l.class) AND coalesce((
+        SELECT true FROM live v WHERE v.held_class = l.class AND v.state + 0 = 1 LIMIT 1), false)));
   PERFORM rest('repaired', began);
   IF lanes IS NOT NULL THEN
     SELECT array_agg(DISTINCT l.pool) INTO pools FROM lane l WHERE l.lane = ANY (lanes);

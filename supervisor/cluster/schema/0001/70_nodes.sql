@@ -200,10 +200,9 @@ BEGIN
   PERFORM lock_pools(pools_of(p_ids));
   RETURN QUERY SELECT * FROM take_back(p_tenure, p_ids, p_claims, true);
   UPDATE live v SET state = 1, tenure = p_tenure, claim = u.claim, attempt = v.attempt + 1,
-    begun = true, earned = true, held = s.target, held_class = c.name
+    begun = true, earned = true, held = s.target, held_class = place_of(l.class)
   FROM unnest(p_ids, p_claims) u(id, claim) JOIN live w ON w.id = u.id AND w.state + 0 = 0
   JOIN lane l ON l.lane = w.lane LEFT JOIN site s ON s.target = l.target
-  LEFT JOIN class c ON c.name = l.class AND c.max_concurrent > 0
   WHERE v.id = u.id;
   UPDATE node x SET beat = clock(), epoch = epoch() WHERE x.tenure = p_tenure;
   RETURN QUERY SELECT u.id, 0::bigint, -1::smallint, NULL::int, NULL::text, NULL::text

@@ -75,7 +75,7 @@ BEGIN
   PERFORM forget_results();
   PERFORM follow_sites();
   UPDATE live v SET held = (SELECT s.target FROM site s WHERE s.target = l.target),
-    held_class = (SELECT c.name FROM class c WHERE c.name = l.class AND c.max_concurrent > 0)
+    held_class = place_of(l.class)
   FROM lane l WHERE l.lane = v.lane AND v.state = 1;
   UPDATE lane l SET state = 'r', wake_at = NULL WHERE l.state = 'p';
   PERFORM notify_pools((SELECT array_agg(p.pool) FROM pool p));

@@ -468,6 +468,8 @@ def test_a_survey_finds_an_outage_and_no_node_that_others_have_lost() -> None:
         ("schedule.paused", "s", Survey(paused=frozenset({"s"})), Finding.HOLDS),
         ("watch.stale", "s", Survey(stale=frozenset({"s"})), Finding.HOLDS),
         ("watch.stale", "s", Survey(), Finding.OVER),
+        ("session.held", "acme", Survey(held=frozenset({"acme"})), Finding.HOLDS),
+        ("session.held", "acme", Survey(), Finding.OVER),
         ("cluster.unreachable", "", Survey(), Finding.OVER),
         ("cluster.unreachable", "", clustered(unreachable=True), Finding.HOLDS),
         ("cluster.node_lost", "barn", clustered(), Finding.UNKNOWN),

@@ -87,6 +87,7 @@ def test_another_endpoint_is_another_publisher_and_needs_no_restart() -> None:
         ({"event": "worker.fatal", "pool": "parser", "worker": "parser/0"}, "worker.fatal.parser"),
         ({"event": "worker.fatal", "worker": "parser/0"}, "worker.fatal.parser"),
         ({"event": "breaker.open", "target": "site.example"}, "breaker.open.site.example"),
+        ({"event": "session.held", "session": "acme"}, "session.held.acme"),
         ({"event": "task.dead", "pool": "parser", "target": "site"}, "task.dead.parser"),
         ({"event": "memory.critical"}, "memory.critical"),
     ],

@@ -13,6 +13,7 @@ from musterd.ipc.secrets.sessions import decode_access, key_of
 from musterd.supervisor.config.load import Loaded, load, show
 from musterd.supervisor.processes.forkserver_messages import WorkerSettings
 from musterd.supervisor.settings.diff import compare
+from musterd.supervisor.settings.node import node_settings
 from musterd.supervisor.settings.policy import fleet_policy, worker_settings_of
 from musterd.supervisor.settings.sessions import find_key, key_file, with_sessions
 
@@ -104,6 +105,7 @@ def test_what_is_wrong_is_told(read: Read, parts: list[str], why: str) -> None:
     assert why in problem(read, *parts)
 
 
+SHARED = '[cluster]\nurl_secret = "DB"\npools = ["parser"]'
 SCHEDULE = '[[schedule]]\nname = "s"\ntask = "parser.fetch"\nevery = "1m"\nsession = "acme"'
 
 
@@ -113,8 +115,16 @@ SCHEDULE = '[[schedule]]\nname = "s"\ntask = "parser.fetch"\nevery = "1m"\nsessi
         ([], "is not a session of [sessions]: known are none"),
         (["[sessions.acme]", "[pools.parser]\nsessions = []"], "is not for pool 'parser'"),
         (
-            ["[sessions.acme]", '[cluster]\nurl_secret = "DB"\npools = ["parser"]'],
+            ["[sessions.acme]", SHARED],
             "stays on one machine, and pool 'parser' is shared by the cluster",
+        ),
+        (
+            [
+                "[sessions]\nkey_secret = 'K'",
+                '[sessions.acme]\nlogin_task = "parser.fetch"',
+                SHARED,
+            ],
+            "has a login task, which is of one machine",
         ),
     ],
 )
@@ -122,6 +132,33 @@ def test_a_schedule_that_cannot_use_its_session_is_refused(
     read: Read, parts: list[str], why: str
 ) -> None:
     assert why in problem(read, *parts, SCHEDULE)
+
+
+def test_a_pool_that_is_shared_has_sessions_if_the_key_is(read: Read) -> None:
+    named = [ACME, '[sessions.task]\nlogin_task = "browser.fetch"', SHARED]
+    pools = "[pools.parser]\n[pools.browser]"
+    for key, of_parser in (("", ()), ("[sessions]\nkey_secret = 'KEY'", ("acme",))):
+        policy = fleet_policy(read(key, *named, pools).config)
+        assert {each.name: each.sessions for each in policy.pools} == {
+            "parser": of_parser,
+            "browser": ("acme", "task"),
+        }
+        told = node_settings(read(key, *named, pools).config)
+        assert told.sessions == {"parser": of_parser}
+
+
+@pytest.mark.parametrize(
+    ("task", "why"),
+    [
+        ("nobody.fetch", "has no pool"),
+        ("browser.fetch", "has a pool that is not enabled"),
+        ("parser.fetch", "is not for pool 'parser'"),
+        ("parser", 'give "POOL.METHOD"'),
+    ],
+)
+def test_a_login_task_that_cannot_run_is_refused(read: Read, task: str, why: str) -> None:
+    pools = "[pools.parser]\nsessions = []\n[pools.browser]\nenabled = false"
+    assert why in problem(read, f'[sessions.acme]\nlogin_task = "{task}"', pools)
 
 
 def test_a_schedule_has_its_session(read: Read) -> None:

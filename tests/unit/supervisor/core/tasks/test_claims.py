@@ -6,9 +6,16 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS, BackoffPolicy
+from musterd.ipc.resilience.policy import (
+    MILLISECOND_NS,
+    SECOND_NS,
+    BackoffPolicy,
+    BreakerPolicy,
+)
 from musterd.ipc.wire.messages import (
     ERROR,
+    LOGGED_IN,
+    LOGIN_FAILED,
     LOW,
     NOT_GIVEN,
     PERMANENT,
@@ -20,7 +27,7 @@ from musterd.ipc.wire.messages import (
 from musterd.ipc.wire.node_messages import Attempt, AttemptEnd, AttemptProgress, Held
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
+from musterd.supervisor.core.model.policy import GatePolicy, SessionPolicy, TargetPolicy
 from musterd.supervisor.core.shutdown import AWAY_BUDGET_NS, Phase
 from musterd.supervisor.core.tasks import claims
 from musterd.supervisor.core.tasks.claims import HOLD_NS, WANT_NS
@@ -602,3 +609,37 @@ def test_a_removed_pool_gives_back_what_waits_and_is_forgotten() -> None:
     assert kinds(node.complete(1, 1)) == [("a", "succeeded")]
     node.exit(1, code=0)
     assert not node.fleet.pools
+
+
+# -- sessions ---------------------------------------------------------------------------------
+
+
+def test_a_node_ends_attempts_whose_session_it_holds_and_tries_again_after_the_pause() -> None:
+    limit = BreakerPolicy(failures=2, open_ns=60 * SECOND_NS, open_jitter=0.0, successes=1)
+    node = Node(2)
+    node.follow(sessions={"acme": SessionPolicy(logins=limit)})
+    node.join()
+
+    def run(number: int, login: int) -> AttemptEnd:
+        answer = node.grant(attempt(f"t{number}", number, session="acme"), request=number)
+        if not (leases := leases_of(answer)):
+            return ends(answer)[0]
+        assert leases[0].session == "acme"
+        failure = Failure(ERROR, "Oops", "wrong password") if login == LOGIN_FAILED else None
+        done = Completion(leases[0].lease, SECOND_NS, b"", failure, login=login)
+        (worker,) = [each.worker for each in of(actions.AssignLeases, answer)]
+        return ends(node.tell(events.LeasesCompleted(worker, [done])))[0]
+
+    for number in (1, 2):
+        assert run(number, LOGIN_FAILED).retry_ns > 0
+    held = run(3, LOGIN_FAILED)
+    assert held.failure is not None
+    assert (held.kind, held.failure.type, held.retry_ns) == ("failed", "SessionHeld", NOT_GIVEN)
+    node.wait(20 * SECOND_NS)
+    node.beat()
+    node.wait(20 * SECOND_NS)
+    node.beat()
+    node.wait(20 * SECOND_NS)
+    node.beat()
+    assert run(4, LOGGED_IN).kind == "succeeded"
+    assert node.fleet.sessions["acme"].breaker.as_new
