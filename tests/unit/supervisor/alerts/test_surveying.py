@@ -10,7 +10,13 @@ from musterd.supervisor.alerts.kinds import Finding, Survey
 from musterd.supervisor.alerts.surveying import Surveyor
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.memory import MemoryStatus
-from musterd.supervisor.api.status import BreakerList, FleetStatus, ScheduleList, ScheduleStatus
+from musterd.supervisor.api.status import (
+    BreakerList,
+    FleetStatus,
+    ScheduleList,
+    ScheduleStatus,
+    SessionList,
+)
 
 PORTION = 2
 STATUS = FleetStatus(version="1", pid=7, uptime_seconds=1.0, state="running", pools=[])
@@ -40,6 +46,8 @@ class Daemon:
                 return MemoryStatus(enabled=False, level="normal", stage="normal")
             case rpc.ListBreakers():
                 return BreakerList(breakers=[])
+            case rpc.ListSessions():
+                return SessionList(sessions=[])
         return STATUS
 
 
