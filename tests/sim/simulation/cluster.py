@@ -49,6 +49,7 @@ from musterd.supervisor.core.tasks.claims import HOLD_NS
 from musterd.supervisor.core.tasks.reception import TAKE_OVER_NS
 from simulation.cluster_sidecar import FORBIDDEN, LEASE_NS, WIRE_NS, Sidecar
 from simulation.cluster_timetable import Timetable
+from simulation.logins import Logins
 from simulation.profile import METHODS, MS, SEC, US, Profile
 from simulation.runner import SeedFailed
 from simulation.shared_watch import NodeWatch, SharedWatch
@@ -139,6 +140,7 @@ class Node:
         self.name = f"node{number}"
         self.rng = world.rng
         self.profile = world.profile
+        self.logins = Logins(self)
         self.poison = world.poison
         self.offset_ns = self.rng.randrange(10**15)
         self.policy = self._policy()
