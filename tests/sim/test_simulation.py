@@ -48,6 +48,7 @@ CORPUS = {
     4001577: "a lane waited for the disk, and went on when nothing of it was there any more",
     4000149: "a page that was read of a pool which had gone meanwhile raised KeyError",
     4000079: "a pool that went back to its build while another was tried knew no tasks",
+    9002678: "a worker that lied about a task of a key was in the way of the next one",
     6843: "a task that crashed its worker while that drained was not charged with it",
 }
 

@@ -182,6 +182,7 @@ class Watch:
         self.lies += 1
         worker.lied, worker.lied_ns = lease, 0
         self._running.pop(lease.id, None)
+        self.keys.lied(lease)
         self.sessions.ended(lease)
         self.given_back(worker, lease)
         self.handler_requests.let_go(lease.lease)

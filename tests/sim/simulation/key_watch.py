@@ -70,6 +70,12 @@ class KeyWatch:
         assert id_ == lease.id or not runs, f"{lease.id} runs while {id_} of key {key} does"
         self._running[key] = (lease.id, worker)
 
+    def lied(self, lease: Lease) -> None:
+        """Note that a worker returned a lease and goes on with it: others of its key may run."""
+        key = self._specs[lease.id].key
+        if self._running.get(key, ("",))[0] == lease.id:
+            del self._running[key]
+
     # -- pages --------------------------------------------------------------------------------
 
     def handled(self, event: Any, pages: list[Persist], step: int) -> None:
