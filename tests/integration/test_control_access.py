@@ -72,6 +72,8 @@ def test_a_watcher_may_look_and_nothing_else(daemon):
         *(["stop", "jobs"], ["scale", "jobs", "9"], ["shutdown"], ["signal", "KILL", "all"]),
         *(["tasks"], ["task", "x"], ["submit", "jobs.echo"], ["tail"], ["reread"], ["drain"]),
         *(["reload"], ["breaker", "open", "a"], ["cache", "clear"], ["dead"], ["purge", "--all"]),
+        *(["schedule", "remove", "x"], ["sessions", "reset", "x"], ["sessions", "forget", "x"]),
+        ["task", "x", "--save", "there"],
     ):
         done = musterctl(daemon, WATCHER, VIEW, *words)
         assert done.returncode == 1, (words, done.stdout, done.stderr)

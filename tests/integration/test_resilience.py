@@ -304,6 +304,9 @@ def test_a_shut_site_is_answered_for_by_the_last_good_result_or_a_default(
     assert (failed.value.kind, failed.value.type) == ("open", "BreakerOpen")
     assert refused.id in s.ctl("tasks", "--state", "failed")
     assert refused.id not in s.ctl("dead"), "nobody has to look at what was asked for"
+    dead = [line for line in s.ctl("events").splitlines() if "task.dead" in line]
+    assert dead
+    assert not [line for line in dead if refused.id in line], "alerts are about these events"
 
     s.daemon.kill()
     s.daemon.start()
