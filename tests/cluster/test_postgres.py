@@ -42,7 +42,7 @@ def late_submit(cluster: Cluster, rig: Rig) -> tuple[psycopg.Connection, list[st
     tasks = rig.tasks(1)
     connection.execute(
         f"SELECT * FROM {cluster.schema}.submit_1(%s::text[], %s::text[], %s::bytea[], NULL, NULL, "
-        f"NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, false)",
+        f"NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, 0, false)",
         ([t.id for t in tasks], [t.name for t in tasks], [t.args for t in tasks]),
     )
     return connection, [task.id for task in tasks]

@@ -37,6 +37,7 @@ ANSWERS = {
     "breaker.list": {"breakers": [{"target": f"t{n}", "state": "open"} for n in range(1000)]},
     "schedule.list": {"schedules": []},
     "changes": {"changes": []},
+    "sessions.list": {"sessions": []},
 }
 
 

@@ -208,7 +208,13 @@ def test_the_commands_for_each_message_can_be_typed(
 ) -> None:
     page = document(PAGE)
     sweep = {"task": "jobs.echo", "every": "1h"}
-    daemon = jobs(size=1, breaker__failures=1, schedule__sweep=sweep)
+    daemon = jobs(
+        size=1,
+        breaker__failures=1,
+        schedule__sweep=sweep,
+        sessions__sweep={},
+        pool={"sessions": ["sweep"]},
+    )
     with daemon.client() as client:
         failed = client.submit("jobs.fail", {"text": "no"}, target="site.example")
         assert failed.outcome(SECONDS).state == "failed"

@@ -22,6 +22,8 @@ from simulation.outages import Outages
 from simulation.profile import (
     LATER_PROFILES,
     LATER_SEED,
+    LOGIN_PROFILES,
+    LOGIN_SEED,
     MEMORY_SEED,
     NESTED_SEED,
     PROFILES,
@@ -279,10 +281,11 @@ def test_a_few_seeds_tell_the_core_every_event_and_get_every_action(
     for seed in (
         *range(10 * len(PROFILES)),  # a worker class rarely fails to load
         *range(LATER_SEED, LATER_SEED + len(LATER_PROFILES)),
-        *range(UNREADABLE_SEED, UNREADABLE_SEED + 2 * len(UNREADABLE_PROFILES)),
+        *range(UNREADABLE_SEED, UNREADABLE_SEED + 6 * len(UNREADABLE_PROFILES)),
         MEMORY_SEED,
         NESTED_SEED,
         *range(SESSION_SEED, SESSION_SEED + len(SESSION_PROFILES)),
+        *range(LOGIN_SEED, LOGIN_SEED + len(LOGIN_PROFILES)),
     ):
         run_seed(seed)
     assert told == EVENTS

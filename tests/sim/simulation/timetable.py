@@ -174,6 +174,7 @@ class Timetable:
         self.facts: dict[str, bytes] = {}
         self.last_seq = 0
         self.waiting: list[tuple[int, act.Persist]] = []  # on its way to the disk
+        self.forgotten: set[str] = set()  # runs of this life whose pictures are gone
         self.requests = 0
 
     def _account(self, number: int, start: datetime) -> Account:
@@ -259,7 +260,7 @@ class Timetable:
         self.life += 1
         self.up = True
         self.fleet = Fleet(self.policy, Random(self.rng.random()), self.last_seq)
-        self.waiting = []
+        self.waiting, self.forgotten = [], set()
         for account in self.accounts.values():
             account.reported, account.skipped_before = 0, account.skipped
         self.tell(events.FactsRecovered(FACT, list(self.facts.items())))
@@ -418,7 +419,7 @@ class Timetable:
                     self.in_life(MS, self.tell, events.WorkerExited(worker, -15, lease))
             case act.RunCleanup():
                 self.in_life(MS, self.tell, events.CleanupFinished())
-            case act.Report():
+            case act.Report() | act.ForgetPicture():
                 self._hear(action)
             case act.TellChanges():
                 self._check_newest(action)
@@ -542,7 +543,10 @@ class Timetable:
 
     # -- reports ------------------------------------------------------------------------------
 
-    def _hear(self, report: act.Report) -> None:
+    def _hear(self, report: act.Report | act.ForgetPicture) -> None:
+        if isinstance(report, act.ForgetPicture):
+            self.forgotten.add(report.task)
+            return
         account = self.accounts.get(report.schedule)
         if account is None:
             return
@@ -550,6 +554,7 @@ class Timetable:
             assert report.count > 0
             account.reported += report.count
         elif report.event == "task.changed":
+            assert report.task not in self.forgotten, f"the picture of {report.task} is gone"
             slow_ns = self.rng.choice((20 * MS, 20 * MS, 5 * SEC))
             self.in_life(self.delay(0, slow_ns), self._publish, report)
             self.in_life(SEC, self._read_once)

@@ -31,7 +31,8 @@ def policy_of(rng: Random) -> WatchPolicy:
     if name:
         numbers = rng.choice(({}, {"below": float(LIMIT)}, {"by": 0.2, "by_share": True}))
     confirm, keep, stale = rng.choice((1, 1, 2, 3)), rng.choice((2, 20)), rng.choice((0, 1, 3))
-    return WatchPolicy(rules, name, confirm, keep=keep, stale=stale, **numbers)
+    pictures = keep > 2  # of half of them
+    return WatchPolicy(rules, name, confirm, keep=keep, stale=stale, picture=pictures, **numbers)
 
 
 def result_of(lease: Lease, rng: Random) -> tuple[bytes, View | None]:
