@@ -75,11 +75,11 @@ example: $(VENV)/.browser $(VENV)/.sessions
 run: $(VENV)/.base
 	@$(BIN)/musterd run -c etc/musterd.toml
 
-# Twice as many tests as processors run at a time, because most tests wait for processes. The slowest
+# Three times as many tests as processors run at a time, because most tests wait for processes. The slowest
 # folders come first. tests/system boots machines, which needs root; else it is skipped. No test is run
 # twice to make it pass. SHUFFLE=1: in random order, whose seed is printed.
 TESTS ?= tests/system tests/browser tests/chaos tests/integration tests/cluster tests/sim tests/unit
-JOBS ?= $(shell expr 2 '*' $$(nproc))
+JOBS ?= $(shell expr 3 '*' $$(nproc))
 SPREAD = -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(SHUFFLE),-p randomly)
 test-setup: $(VENV)/.dev $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tests | debian-curl debian-postgres
 	@[ "$$(id -u)" != 0 ] || $(MAKE) --no-print-directory debian-system
