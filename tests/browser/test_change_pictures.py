@@ -142,16 +142,23 @@ def test_a_picture_survives_kills_and_a_change_without_one_is_told_all_the_same(
         daemon.kill()
         process.kill()
 
+    def told(number: int) -> list[dict[str, Any]]:
+        """Return messages about a change; one that was under way at a kill may come again."""
+        return [
+            each
+            for each in site.heard
+            if number in [change["number"] for change in each["musterd"]["changes"]]
+        ]
+
     run(daemon, site, "1 €")
     changes("2 €")
     daemon.start()
-    wait_for("it is told", lambda: len(site.heard) == 1, RUN_SECONDS)
-    assert [name for name, _ in pictures(site.heard[0])] == ["kites-2.png"]
+    [first, *_] = wait_for("it is told", lambda: told(2), RUN_SECONDS)
+    assert [name for name, _ in pictures(first)] == ["kites-2.png"]
     changes("3 €")
     for entry in kept(daemon):
         (entry / "attached.png").unlink()
         entry.rmdir()
     daemon.start()
-    wait_for("it is told too", lambda: len(site.heard) == 2, RUN_SECONDS)
-    assert site.titles() == ["kites: price 1 € → 2 €", "kites: price 2 € → 3 €"]
-    assert pictures(site.heard[1]) == []
+    [second, *_] = wait_for("it is told too", lambda: told(3), RUN_SECONDS)
+    assert pictures(second) == []

@@ -297,6 +297,8 @@ def test_connections_that_wait_for_their_clients_keep_nobody_out(
         for _ in range(protocol.ANSWERED_MAX + 16):
             idle.append(socket.create_connection((host, int(port)), timeout=20))
             idle[-1].sendall(said)
+            if said.startswith(b"GET /healthz"):
+                assert idle[-1].recv(65536)  # one that is being answered is not idle
         assert [get(url, "/healthz")[0] for _ in range(5)] == [200] * 5
     finally:
         for each in idle:
