@@ -263,9 +263,10 @@ def test_the_network_of_one_node_is_cut_and_healed(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.skipif(not is_root(), reason="a small file system needs root")
-def test_a_full_disk_refuses_work_and_loses_none(tmp_path: Path) -> None:
+def test_a_full_disk_refuses_work_and_loses_none(tmp_path: Path, short_folder: Path) -> None:
+    short_folder.chmod(0o711)  # PostgreSQL, another user, has its folder in it
     with (
-        small_disk(tmp_path / "disk") as disk,
+        small_disk(short_folder / "disk") as disk,
         servers(folder=disk, max_wal_size="'64MB'") as server,
         nodes_of(server, tmp_path, "faults") as nodes,
     ):
