@@ -145,6 +145,11 @@ class TaskFailed(TaskError):
         self.attempts = attempts
 
 
+class InvalidResult(TaskError, ValueError):
+    """The task of a typed call succeeded with a result that is not what its handler is annotated
+    with. `outcome().result` has it as it is."""
+
+
 class WouldDeadlock(TaskError):
     """A handler waits for tasks that can never run, because all their workers wait too.
 

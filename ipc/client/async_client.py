@@ -6,110 +6,41 @@ import math
 import os
 import time
 import warnings
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable
 from functools import partial
 from inspect import isawaitable
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 from musterd.ipc.client import exit_flush, history
+from musterd.ipc.client.async_submit import AsyncSubmitting, AsyncTaskHandle, OnDone
+from musterd.ipc.client.calls import Decode, Names
 from musterd.ipc.client.changes import AsyncChangeReader, Following
 from musterd.ipc.client.handle import (
     EXIT_FLUSH_SECONDS,
-    MAP_WINDOW,
-    BaseHandle,
-    Gathering,
-    Request,
-    checked_arguments,
-    checked_callback,
-    checked_handles,
     checked_seconds,
-    taken_apart,
     unreported_error,
 )
 from musterd.ipc.client.history import KeptResult
 from musterd.ipc.client.link import Link, give_up_at
-from musterd.ipc.client.record import Inspection, Question, TaskRecord
-from musterd.ipc.client.schedules import AsyncSchedules, Make
-from musterd.ipc.client.taskspec import TaskOptions, checked_id, checked_invalidation, make_spec
+from musterd.ipc.client.record import Inspection, TaskRecord
+from musterd.ipc.client.schedules import AsyncSchedules
+from musterd.ipc.client.taskspec import checked_id, checked_invalidation
 from musterd.ipc.errors import HistoryUnavailable, MusterdError, NotConnected, UnknownSchedule
 from musterd.ipc.wire import waits
 from musterd.ipc.wire.history import Entries, HistoryEntry
-from musterd.ipc.wire.messages import Change, History, Outcome, ProgressNote, TaskSpec, TaskView
+from musterd.ipc.wire.messages import Change, History, TaskSpec
 
 log = logging.getLogger("musterd.client")
 
-OnDone = Callable[["AsyncTaskHandle"], object]
 
+class AsyncClient(AsyncSubmitting):
+    """Connection to the supervisor for the asyncio tasks of one event loop.
 
-class AsyncTaskHandle(BaseHandle):
-    """One task: await its result, its state, or its end."""
-
-    __slots__ = ("_client",)
-
-    def __init__(
-        self, client: "AsyncClient", task_id: str, name: str, spec: TaskSpec | None
-    ) -> None:
-        super().__init__(task_id, name, spec)
-        self._client = client
-
-    async def result(self, timeout: float | None = None) -> Any:
-        """Return the task's value; raise TaskFailed, TaskCancelled, TaskExpired or a rejection."""
-        await self._wait_for_end(timeout)
-        return self._value(self._client._session)
-
-    async def outcome(self, timeout: float | None = None) -> Outcome:
-        """Return how the task ended, whether well or not; raise only for a rejection."""
-        await self._wait_for_end(timeout)
-        return self._outcome(self._client._session)
-
-    async def ack(self, timeout: float | None = None) -> None:
-        """Return when the task is safely stored; raise if it was rejected."""
-        if not self.acknowledged and self.ending is None:
-            what = f"the acknowledgement of task {self.id}"
-            await self._client._wait(self._answered, timeout, what, self)
-        if not self.acknowledged:
-            self._outcome(self._client._session)
-
-    async def status(self, timeout: float | None = None) -> TaskView:
-        """Return the task as the supervisor sees it now."""
-        client = self._client
-        inspection = client._session.inspect(client._now_ns(), self.id)
-        await client._wait_for_answer(inspection, timeout, f"the status of task {self.id}")
-        return self._known(inspection.view)
-
-    async def cancel(self) -> None:
-        """Cancel the task; result() raises TaskCancelled unless the task ended before."""
-        if self.ending is None:
-            self._client._session.cancel(self._client._now_ns(), self.id)
-            self._client._pump()
-
-    async def progress(self, timeout: float | None = None) -> AsyncIterator[ProgressNote]:
-        """Yield the handler's newest ctx.progress() until the task ends; TimeoutError if the next
-        report takes longer than `timeout`."""
-        seen: ProgressNote | None = None
-
-        def news() -> bool:
-            return self.note is not seen or self.ending is not None
-
-        while True:
-            if not news():
-                what = f"the progress of task {self.id}"
-                await self._client._wait_for_tasks(news, timeout, what, [self.id], self)
-            note = self.note
-            if note is None or note is seen:
-                return
-            seen = note
-            yield note
-
-    async def _wait_for_end(self, timeout: float | None) -> None:
-        if self.ending is None:
-            what = f"the end of task {self.id} ({self.name})"
-            await self._client._wait_for_tasks(self.done, timeout, what, [self.id], self)
-
-
-class AsyncClient:
-    """Connection to the supervisor for the asyncio tasks of one event loop."""
+    `socket` is the path of tasks.sock, by default $MUSTERD_TASKS or where this machine's daemon has
+    it; or the address of a cluster, "postgresql://...". NotConnected if nobody answers within
+    `connect_timeout` seconds.
+    """
 
     def __init__(
         self, socket: str | os.PathLike[str] | None = None, connect_timeout: float = 5.0
@@ -118,6 +49,7 @@ class AsyncClient:
         seconds = checked_seconds("connect_timeout", connect_timeout)
         self._link = Link(socket)
         self._session = self._link.session
+        self._names = Names(self._session)
         self._connect_timeout = seconds
         self._closed = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -163,91 +95,12 @@ class AsyncClient:
         except (MusterdError, TimeoutError) as second:
             log.warning("leaving the client after an error: %s", second)
 
-    async def submit(
-        self,
-        name: str,
-        args: Mapping[str, Any] | None = None,
-        *,
-        wait: bool = False,
-        on_done: OnDone | None = None,
-        **options: Unpack[TaskOptions],
-    ) -> AsyncTaskHandle:
-        """Submit without waiting; with `wait`, return once accepted, however full the queue is.
-
-        Options: priority, target, timeout, max_retries, delay, expires, key, cache, debounce,
-        policy, on_open, fallback; see TaskOptions. Raises InvalidTask where an option or an
-        argument cannot be sent.
-        """
-        handle = self._handle(make_spec(name, args, **options), wait, on_done)
-        await self._add(handle)
-        if wait:
-            await handle.ack()
-        return handle
-
-    async def submit_many(self, requests: Iterable[Request]) -> list[AsyncTaskHandle]:
-        """Submit each (name, args) or (name, args, options) in one go; check all first."""
-        handles: list[AsyncTaskHandle] = []
-        for name, args, wait, on_done, options in taken_apart(requests):
-            handles.append(self._handle(make_spec(name, args, **options), wait, on_done))
-        self._running_loop()
-        for handle in handles:
-            if self._session.full:
-                await self._wait_for_room()
-            self._session.add(handle)
-        self._pump()
-        for handle in handles:
-            if handle.patient:
-                await handle.ack()
-        return handles
-
-    async def map(
-        self,
-        name: str,
-        iterable: Iterable[Mapping[str, Any] | None],
-        **options: Unpack[TaskOptions],
-    ) -> AsyncIterator[AsyncTaskHandle]:
-        """Run a task for each set of arguments; yield the handles as they finish.
-
-        Reads the iterable lazily, with at most MAP_WINDOW tasks under way, and waits while the
-        queue is full.
-        """
-        tasks = Gathering[AsyncTaskHandle]()
-        for args in checked_arguments(name, iterable):
-            handle = self._handle(make_spec(name, args, **options), True, None)
-            tasks.add(handle)
-            await self._add(handle)
-            if len(tasks.under_way) >= MAP_WINDOW:
-                await self._wait_for_any(tasks, None)
-            for ended in tasks.take():
-                yield ended
-        while tasks.under_way:
-            await self._wait_for_any(tasks, None)
-            for ended in tasks.take():
-                yield ended
-
-    async def as_completed(
-        self, handles: Iterable[AsyncTaskHandle], timeout: float | None = None
-    ) -> AsyncIterator[AsyncTaskHandle]:
-        """Yield the handles as they finish; TimeoutError if one takes longer than `timeout`."""
-        tasks = Gathering[AsyncTaskHandle]()
-        for handle in checked_handles(handles):
-            tasks.add(handle)
-        while tasks.under_way:
-            await self._wait_for_any(tasks, timeout)
-            for ended in tasks.take():
-                yield ended
-
-    async def _wait_for_any(self, tasks: Gathering[AsyncTaskHandle], timeout: float | None) -> None:
-        if not tasks.any_ended():
-            ids, what = [handle.id for handle in tasks.under_way], "the end of a task"
-            await self._wait_for_tasks(tasks.any_ended, timeout, what, ids)
-
-    async def task(self, task_id: str) -> AsyncTaskHandle:
+    async def task(self, task_id: str) -> AsyncTaskHandle[Any]:
         """Return the handle of a task submitted before, by this client or another."""
         self._running_loop()
         handle = self._session.records.get(checked_id(task_id))
         if handle is None:
-            handle = AsyncTaskHandle(self, task_id, "", None)
+            handle = AsyncTaskHandle(task_id, "", None, self)
             self._session.watch(handle)
             self._pump()
         assert isinstance(handle, AsyncTaskHandle)
@@ -255,7 +108,7 @@ class AsyncClient:
 
     def changes(
         self, *schedules: str, timeout: float | None = None
-    ) -> AsyncChangeReader[AsyncTaskHandle]:
+    ) -> AsyncChangeReader[AsyncTaskHandle[Any]]:
         """Yield a change whenever a schedule with `notify = "task.changed"` has a new result.
 
         Covers the named schedules, or all of them, from this call on. Survives restarts of the
@@ -323,18 +176,6 @@ class AsyncClient:
         await self._wait_for_answer(inspection, timeout, "the recommended number of workers")
         return inspection.workers
 
-    async def _ask_all(self, made: list[Make], timeout: float | None, what: str) -> list[Question]:
-        """Ask about schedules; return when all is answered."""
-        now_ns, session = self._now_ns(), self._session
-        questions = [session.ask(now_ns, Question(make)) for make in made]
-        try:
-            await self._wait(lambda: all(each.answered for each in questions), timeout, what)
-        finally:
-            for each in questions:
-                if not each.answered:
-                    session.drop(each)
-        return questions
-
     async def flush(self, timeout: float | None = None) -> None:
         """Return when every task submitted so far is stored; raise if one was rejected unseen."""
         self._link.check_process()
@@ -400,20 +241,12 @@ class AsyncClient:
         self._running_loop()
         return time.monotonic_ns()
 
-    def _handle(self, spec: TaskSpec, wait: bool, on_done: OnDone | None) -> AsyncTaskHandle:
-        handle = AsyncTaskHandle(self, spec.id, spec.name, spec)
-        handle.patient = wait
-        if on_done is not None:
-            checked_callback(on_done)
-            handle.listen(partial(self._call_soon, on_done))
-        return handle
-
     def _call_soon(self, on_done: OnDone, record: TaskRecord) -> None:
         assert isinstance(record, AsyncTaskHandle)
-        if record.ending is not None and self._loop is not None:
+        if record._ending is not None and self._loop is not None:
             self._loop.call_soon(self._call, on_done, record)
 
-    def _call(self, on_done: OnDone, handle: AsyncTaskHandle) -> None:
+    def _call(self, on_done: OnDone, handle: AsyncTaskHandle[Any]) -> None:
         try:
             outcome = on_done(handle)
         except Exception:
@@ -431,7 +264,10 @@ class AsyncClient:
         if others:
             await asyncio.wait(others, timeout=timeout)
 
-    async def _add(self, handle: AsyncTaskHandle) -> None:
+    def _new_handle(self, spec: TaskSpec, returns: Decode | None) -> AsyncTaskHandle[Any]:
+        return AsyncTaskHandle(spec.id, spec.name, spec, self, returns)
+
+    async def _send(self, handle: AsyncTaskHandle[Any]) -> None:
         """Send the task now, or together with all others that this turn of the loop submits."""
         loop = self._running_loop()
         if self._session.full:
@@ -441,6 +277,15 @@ class AsyncClient:
             self._pump()
         else:
             self._pump_soon(loop)
+
+    async def _send_all(self, handles: list[AsyncTaskHandle[Any]]) -> None:
+        """Send many tasks, in as few messages as possible."""
+        self._running_loop()
+        for handle in handles:
+            if self._session.full:
+                await self._wait_for_room()
+            self._session.add(handle)
+        self._pump()
 
     async def _wait_for_answer(
         self, inspection: Inspection, timeout: float | None, what: str
@@ -504,7 +349,7 @@ class AsyncClient:
                 self._pump()  # a last look, and the only one when the timeout is 0
                 if done():
                     return
-                raise TimeoutError(f"{what} did not come within {timeout:g} s")
+                raise self._link.late(what, timeout or 0.0, self._connect_timeout)
             await self._sleep(done, seconds, record)
 
     async def _wait_for_tasks(
@@ -534,7 +379,7 @@ class AsyncClient:
         future: asyncio.Future[None] = loop.create_future()
         listener = partial(_set, future)
         if record is not None:
-            record.listen(listener)
+            record._listen(listener)
         self._waiting[future] = done if record is None else None
         self._conditions += record is None
         timer = loop.call_later(seconds, _set, future) if seconds < math.inf else None
@@ -545,8 +390,8 @@ class AsyncClient:
                 timer.cancel()
             del self._waiting[future]
             self._conditions -= record is None
-            if record is not None and record.listeners is not None:
-                record.listeners.remove(listener)
+            if record is not None and record._listeners is not None:
+                record._listeners.remove(listener)
 
     def _release(self) -> None:
         self._closed = True
@@ -571,7 +416,9 @@ def _set(future: "asyncio.Future[None]", _: object = None) -> None:
         future.set_result(None)
 
 
-async def _awaited(outcome: Awaitable[object], on_done: OnDone, handle: AsyncTaskHandle) -> None:
+async def _awaited(
+    outcome: Awaitable[object], on_done: OnDone, handle: AsyncTaskHandle[Any]
+) -> None:
     try:
         await outcome
     except Exception:

@@ -133,12 +133,12 @@ class Driver:
         self.session.add(record)
         if on_done is not None:
             self._callbacks_open += 1
-            record.listen(partial(self._queue_callback, on_done))
+            record._listen(partial(self._queue_callback, on_done))
             if self._mode <= _BACKOFF:
                 self._rouse()
 
     def _queue_callback(self, callback: Callback, record: TaskRecord) -> None:
-        if record.ending is not None:  # listeners hear of the acknowledgement too
+        if record._ending is not None:  # listeners hear of the acknowledgement too
             self._callbacks_open -= 1
             self._callbacks.append((callback, record))
 
@@ -184,7 +184,7 @@ class Driver:
             while not done():
                 seconds = self._patience_of_caller(give_up)
                 if seconds <= 0:
-                    raise TimeoutError(f"{what} did not come within {timeout:g} s")
+                    raise self.link.late(what, timeout or 0.0, self.connect_timeout)
                 if self._driving:
                     self._follow(done, seconds)
                 else:

@@ -71,7 +71,7 @@ def finish(link: Link, connect_timeout: float, seconds: float) -> None:
     """Drive a connection until its tasks are acknowledged, then close it."""
     session = link.session
     for record in session.records.values():
-        record.listeners = None  # listeners belong to an event loop that is closed
+        record._listeners = None  # listeners belong to an event loop that is closed
     give_up = time.monotonic() + seconds
     poller = select.poll()
     poller.register(link.fd, select.POLLIN)
@@ -129,7 +129,7 @@ def _finish_one(owner: object, client: _Client, seconds: float) -> bool:
 def _say_undelivered(link: Link, reason: str) -> bool:
     """Name tasks not delivered or not accepted on stderr; return whether there were none."""
     session = link.session
-    unsent = [record.id for record in session.records.values() if not record.acknowledged]
+    unsent = [record.id for record in session.records.values() if not record._acknowledged]
     if unsent:
         _say(f"{_tasks(len(unsent))} not delivered to {link.path} ({reason}): {_some(unsent)}")
     rejections, total = session.take_unreported()

@@ -1,15 +1,19 @@
-"""Task handles, as Client and AsyncClient share them: the end of a task as a value or an error."""
+"""What Client and AsyncClient share: the reading of what they are given, and the ends of tasks."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
+from msgspec import UNSET
+from msgspec.msgpack import Ext
 
+from musterd.ipc.client.calls import Call, Decode, R_co, make_call
 from musterd.ipc.client.record import TaskRecord
 from musterd.ipc.client.session import TASK_MISSING, Session
 from musterd.ipc.client.taskspec import shown
 from musterd.ipc.errors import (
+    InvalidResult,
     InvalidTask,
     QueueFull,
     Rejected,
@@ -21,6 +25,8 @@ from musterd.ipc.errors import (
     TaskMissing,
     UnknownTask,
 )
+from musterd.ipc.secrets.reference import Secret, is_secret_name, secret_name
+from musterd.ipc.signatures import INVALID_ARGUMENTS
 from musterd.ipc.wire.messages import (
     CANCELLED,
     EXPIRED,
@@ -35,15 +41,16 @@ from musterd.ipc.wire.messages import (
 )
 
 MAP_WINDOW = 2_000  # tasks of one map() under way: enough to keep a fleet busy, few enough to hold
+NOTE_CHARS_MAX = 8 * 1024  # of the worker's traceback, shown below a TaskFailed; its end is kept
 EXIT_FLUSH_SECONDS = 1.0  # longest wait when an exception leaves the `with` block
 
-Handle = TypeVar("Handle", bound="BaseHandle")
+Handle = TypeVar("Handle", bound="BaseHandle[Any]")
 
-# What submit_many() takes for each task.
-_Args = Mapping[str, Any] | None
-Request = tuple[str, _Args] | tuple[str, _Args, dict[str, Any]]
+# What submit_many() takes for each task, beside calls.
+Args = Mapping[str, Any] | None
+Request = tuple[str, Args] | tuple[str, Args, dict[str, Any]]
 
-_REQUEST = "(name, args) or (name, args, options)"
+_REQUEST = "(name, args) or (name, args, options), or a call()"
 
 # Values of `state` before the end, beside the final states of ipc/wire/messages.py.
 SENDING, ACCEPTED, REJECTED, MISSING = "sending", "accepted", "rejected", "missing"
@@ -56,16 +63,23 @@ _REJECTIONS: dict[str, type[Rejected]] = {
 }
 
 _decode = msgspec.msgpack.Decoder().decode
+_NONE = msgspec.msgpack.encode(None)
 
 
 def taken_apart(
-    requests: Iterable[Request],
-) -> Iterator[tuple[str, _Args, bool, Any, dict[str, Any]]]:
-    """Name, arguments, `wait`, `on_done` and options of each; InvalidTask names a wrong one."""
+    requests: Iterable[Request | Call[Any]],
+) -> Iterator[tuple[str | Call[Any], Args, bool, Any, dict[str, Any]]]:
+    """Name, arguments, `wait`, `on_done` and options of each; InvalidTask names a wrong one.
+
+    A call stands in place of a name, and has the rest itself.
+    """
     if not isinstance(requests, Iterable):
         raise InvalidTask(f"submit_many takes several {_REQUEST}, not {shown(requests)}")
     for index, request in enumerate(requests):
         if not isinstance(request, tuple | list) or not 1 < len(request) < 4:
+            if isinstance(request, Call):
+                yield request, None, False, None, {}
+                continue
             raise InvalidTask(
                 f"request {index} of submit_many must be {_REQUEST}, not {shown(request)}"
             )
@@ -80,11 +94,66 @@ def taken_apart(
         yield name, args, bool(options.pop("wait", False)), options.pop("on_done", None), options
 
 
-def checked_arguments(name: str, iterable: Iterable[_Args]) -> Iterable[_Args]:
+def checked_arguments(name: object, iterable: Iterable[Args]) -> Iterable[Args]:
     """Return what map() was given; raise InvalidTask if it cannot be iterated."""
     if not isinstance(iterable, Iterable):
         raise InvalidTask(f"map takes several sets of arguments of {name}, not {shown(iterable)}")
     return iterable
+
+
+def understood(
+    task: Any, positional: tuple[Any, ...], given: Mapping[str, Any]
+) -> tuple[Any, Any, dict[str, Any]]:
+    """Return what submit() was given: a call, or a name and arguments; and the options beside."""
+    positional = tuple(each for each in positional if each is not UNSET)
+    options = {name: value for name, value in given.items() if value is not UNSET}
+    if callable(task):
+        return make_call(task, positional, options), None, {}
+    if not isinstance(task, Call):
+        return (*named_task("submit", "args", task, positional, options), options)
+    if positional:
+        beside = shown(positional[0])
+        raise InvalidTask(f"give options beside a call by their names, not {beside}")
+    return task, None, options
+
+
+def named_task(
+    function: str, second: str, task: Any, positional: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, Any]:
+    """Return the name of a task, and the argument behind it; take those given as options out."""
+    if task is UNSET:
+        if "name" not in options:
+            raise TypeError(f"{function}() takes the name of a task, a handler or a call")
+        task = options.pop("name")
+    if len(positional) > 1:
+        raise TypeError(f"{function}() takes a name and {second}; give all options by their names")
+    return task, positional[0] if positional else options.pop(second, None)
+
+
+def are_calls(task: object, iterable: object) -> bool:
+    """Tell whether map() was given calls, or a handler, and not the name of a task."""
+    if iterable is not UNSET:
+        return callable(task)
+    return task is not UNSET and not isinstance(task, str)
+
+
+def calls_of(task: object, iterable: object) -> Iterator[Call[Any]]:
+    """Yield the calls that map() was given: calls, or a handler and sets of its arguments."""
+    if iterable is UNSET:
+        if not isinstance(task, Iterable):
+            raise InvalidTask(
+                "map takes calls, or a name or a handler with several sets of its arguments, not "
+                f"{shown(task)}"
+            )
+        for index, each in enumerate(task):
+            if not isinstance(each, Call):
+                raise InvalidTask(f"call {index} of map must be a call(), not {shown(each)}")
+            yield each
+        return
+    for args in checked_arguments(getattr(task, "__qualname__", task), iterable):  # type: ignore[arg-type]
+        if args is not None and not isinstance(args, Mapping):
+            raise InvalidTask(f"arguments must be a mapping of names to values, not {shown(args)}")
+        yield make_call(task, (), args or {})
 
 
 def checked_callback(on_done: object) -> None:
@@ -113,7 +182,36 @@ def checked_seconds(what: str, seconds: float) -> float:
     return float(seconds)
 
 
-class BaseHandle(TaskRecord):
+class TaskStatus(TaskView, frozen=True):
+    """Task as shown to people, with its arguments and its result as Python values."""
+
+    args: Any = msgspec.field(default_factory=dict)  # a dict of arguments; a Secret is a reference
+    value: Any = None
+
+
+def task_status(view: TaskView) -> TaskStatus:
+    """Return the view as users see it."""
+    fields = {name: getattr(view, name) for name in view.__struct_fields__}
+    fields["args"] = _shown_value(view.args) if view.args else {}
+    fields["value"] = _shown_value(view.value) if view.value else None
+    return TaskStatus(**fields)
+
+
+def _shown_value(data: bytes) -> Any:
+    """Return the decoded value; what cannot be decoded, from a foreign client, as it is."""
+    try:
+        return msgspec.msgpack.decode(data, ext_hook=_extension)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return data
+
+
+def _extension(code: int, data: memoryview) -> Any:
+    extension = Ext(code, bytes(data))
+    name = secret_name(extension)
+    return extension if name is None or not is_secret_name(name) else Secret(name)
+
+
+class BaseHandle(TaskRecord, Generic[R_co]):
     """One task as its submitter sees it."""
 
     __slots__ = ()
@@ -123,24 +221,24 @@ class BaseHandle(TaskRecord):
 
     def done(self) -> bool:
         """Tell whether the task has ended, as far as this client has heard."""
-        return self.ending is not None
+        return self._ending is not None
 
     @property
     def state(self) -> str:
         """The state this client has heard of, without asking; `status()` asks."""
-        ending = self.ending
+        ending = self._ending
         if isinstance(ending, Outcome):
             return ending.state
         if isinstance(ending, Rejection):
             return MISSING if ending.code == TASK_MISSING else REJECTED
-        return ACCEPTED if self.acknowledged else SENDING
+        return ACCEPTED if self._acknowledged else SENDING
 
     def _answered(self) -> bool:
-        return self.acknowledged or self.ending is not None
+        return self._acknowledged or self._ending is not None
 
     def _outcome(self, session: Session) -> Outcome:
         """Return the outcome of the ended task; raise if it was rejected."""
-        ending = self.ending
+        ending = self._ending
         assert ending is not None
         if isinstance(ending, Rejection):
             session.report(self)
@@ -151,32 +249,47 @@ class BaseHandle(TaskRecord):
         """Return the value of the ended task; raise the error that it ended with."""
         outcome = self._outcome(session)
         if outcome.state == SUCCEEDED:
+            if self._returns is not None:
+                return self._converted(outcome, self._returns)
             return _decode(outcome.value) if outcome.value else None
         raise _outcome_error(outcome, self.name)
 
-    def _known(self, view: TaskView | None) -> TaskView:
+    def _converted(self, outcome: Outcome, returns: Decode) -> Any:
+        """Return the value of a typed call as its handler is annotated."""
+        value = outcome.value or _NONE
+        try:
+            return returns(value)
+        except INVALID_ARGUMENTS as error:
+            if outcome.fallback:  # of the submit, which may be anything
+                return _decode(value)
+            raise InvalidResult(
+                f"task {_called(self.id, self.name)} succeeded, but its result is not what its "
+                f"handler is annotated with: {error}; outcome().result has it as it is"
+            ) from error
+
+    def _seen(self, view: TaskView | None) -> TaskStatus:
         """Return what the supervisor says about the task; TaskMissing if it says nothing."""
         if view is None:
             called = _called(self.id, self.name)
             raise TaskMissing(
                 f"task {called} is not known: never accepted, or trimmed by keep_results"
             )
-        return view
+        return task_status(view)
 
     @property
     def cached(self) -> bool:
         """Whether the result is that of another task with the same key."""
-        return isinstance(self.ending, Outcome) and self.ending.cached
+        return isinstance(self._ending, Outcome) and self._ending.cached
 
     @property
     def stale(self) -> bool:
         """Whether the result is the last good one of an earlier task."""
-        return isinstance(self.ending, Outcome) and self.ending.stale
+        return isinstance(self._ending, Outcome) and self._ending.stale
 
     @property
     def fallback(self) -> bool:
         """Whether the result is the value given as `fallback` for want of a last good one."""
-        return isinstance(self.ending, Outcome) and self.ending.fallback
+        return isinstance(self._ending, Outcome) and self._ending.fallback
 
 
 class Gathering(Generic[Handle]):
@@ -188,8 +301,8 @@ class Gathering(Generic[Handle]):
 
     def add(self, handle: Handle) -> None:
         self.under_way[handle] = None
-        if handle.ending is None:
-            handle.listen(self._hear)
+        if handle._ending is None:
+            handle._listen(self._hear)
         else:
             self._ended.append(handle)
 
@@ -204,7 +317,7 @@ class Gathering(Generic[Handle]):
             yield handle
 
     def _hear(self, handle: Any) -> None:
-        if handle.ending is not None:  # listeners hear of the acknowledgement too
+        if handle._ending is not None:  # listeners hear of the acknowledgement too
             self._ended.append(handle)
 
 
@@ -243,7 +356,7 @@ def _outcome_error(outcome: Outcome, name: str) -> TaskError:
     if failure is None:
         return TaskFailed(f"task {called} failed after {tries}", attempts=outcome.attempts)
     what = ": ".join(part for part in (failure.type, failure.message) if part) or failure.kind
-    return TaskFailed(
+    error = TaskFailed(
         f"task {called} failed after {tries}: {what}",
         kind=failure.kind,
         type=failure.type,
@@ -251,6 +364,9 @@ def _outcome_error(outcome: Outcome, name: str) -> TaskError:
         status=failure.status,
         attempts=outcome.attempts,
     )
+    if failure.traceback:
+        error.add_note(f"\nIn the worker:\n\n{failure.traceback[-NOTE_CHARS_MAX:].rstrip()}")
+    return error
 
 
 def _called(task_id: str, name: str) -> str:

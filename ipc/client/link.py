@@ -233,29 +233,48 @@ class Link:
 
     def unreachable(self, seconds: float) -> NotConnected:
         """Return the error for a supervisor that did not answer."""
-        if self._direct is not None:
-            return self._no_cluster(self._direct, seconds)
-        if self.session.refusal:
-            return NotConnected(f"the supervisor at {self.path} refused: {self.session.refusal}")
-        if not os.path.exists(self.path):
-            why = (
+        return NotConnected(self._trouble(f" within {seconds:g} s"))
+
+    def late(self, what: str, seconds: float, connect_timeout: float) -> Exception:
+        """Return the error for something that did not come in time, with the reason if it is that
+        nobody is there to send it."""
+        if self.session.ready:
+            return TimeoutError(f"{what} did not come within {seconds:g} s")
+        if not self.session.epoch and seconds >= connect_timeout:
+            return self.unreachable(seconds)
+        return TimeoutError(f"{what} did not come within {seconds:g} s: {self._trouble()}")
+
+    def _trouble(self, within: str = "") -> str:
+        """Say who does not answer, and why."""
+        refusal, direct = self.session.refusal, self._direct
+        if direct is not None:
+            if refusal:
+                return f"the cluster at {self.path} cannot be used: {refusal}"
+            why = self._problem or direct.state().reason
+            return f"no answer of the cluster at {self.path}{within}: {why}"
+        if refusal:
+            return f"the supervisor at {self.path} refused: {refusal}"
+        return f"no supervisor at {self.path}{within}: {self._why_unreachable()}"
+
+    def _why_unreachable(self) -> str:
+        try:
+            os.stat(self.path)
+        except PermissionError:
+            return f"user {os.geteuid()} may not enter its directory; join the daemon's tasks_group"
+        except OSError:
+            return (
                 "there is no such socket; start musterd, or set MUSTERD_TASKS or Client(socket=...)"
             )
-        elif not os.access(self.path, os.W_OK):
-            why = "this user may not write to the socket; join the daemon's tasks_group"
-        elif self._problem:
-            why = f"{self._problem}; check that this is musterd's socket"
-        else:
-            why = "the socket exists but nobody answers; check that musterd runs"
-        return NotConnected(f"no supervisor at {self.path} within {seconds:g} s: {why}")
-
-    def _no_cluster(self, direct: "DirectGateway", seconds: float) -> NotConnected:
-        if self.session.refusal:
-            return NotConnected(
-                f"the cluster at {self.path} cannot be used: {self.session.refusal}"
+        if not os.access(self.path, os.W_OK, effective_ids=True):
+            return (
+                f"permission denied: user {os.geteuid()} may not write to the socket; join the "
+                "daemon's tasks_group"
             )
-        why = self._problem or direct.state().reason
-        return NotConnected(f"no answer of the cluster at {self.path} within {seconds:g} s: {why}")
+        if self._problem:
+            return f"{self._problem}; check that this is musterd's socket"
+        if self.connection is not None:
+            return "it has not answered yet; check that musterd runs"
+        return "the socket exists but nobody answers; check that musterd runs"
 
     def close(self) -> None:
         if self.connection is not None:

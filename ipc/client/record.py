@@ -1,6 +1,7 @@
 """A client's records: its tasks, its submits, and its questions to the supervisor."""
 
 from collections.abc import Callable
+from typing import Any
 
 from musterd.ipc.wire.history import Entries
 from musterd.ipc.wire.messages import (
@@ -11,43 +12,61 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
     TaskView,
 )
+from musterd.ipc.wire.resolving import Resolve, Resolved
 from musterd.ipc.wire.schedule_messages import (
     ScheduleAnswer,
     ScheduleMessage,
     Schedules,
 )
 
+# Makes a message: a request number, and whether it was sent before.
+Make = Callable[[int, bool], ScheduleMessage | Resolve]
+
 # Bytes of a task beside its arguments: id, name, target, key and numbers.
 _TASK_OVERHEAD_BYTES = 800
 
 
 class TaskRecord:
-    """What a client knows about one task."""
+    """What a client knows about one task.
+
+    A handle is its own record, which saves an object for each task. What users of handles have no
+    business with begins with an underscore; it belongs to all modules of this room.
+    """
 
     __slots__ = (
-        *("acknowledged", "ending", "id", "listeners", "name", "note", "patient", "size", "spec"),
+        *("_acknowledged", "_ending", "_listeners", "_note", "_owner", "_patient", "_returns"),
+        *("_size", "_spec", "id", "name"),
     )
 
-    def __init__(self, task_id: str, name: str, spec: TaskSpec | None) -> None:
+    def __init__(
+        self,
+        task_id: str,
+        name: str,
+        spec: TaskSpec | None,
+        owner: Any = None,
+        returns: Callable[[bytes], Any] | None = None,
+    ) -> None:
         self.id = task_id
         self.name = name
-        self.spec = spec  # dropped with the acknowledgement
-        self.size = _size_of(spec) if spec is not None else 0
-        self.acknowledged = spec is None
-        self.patient = False  # resubmitted while the queue is full
-        self.ending: Outcome | Rejection | None = None
-        self.note: ProgressNote | None = None  # the newest progress report
+        self._spec = spec  # dropped with the acknowledgement
+        self._size = _size_of(spec) if spec is not None else 0
+        self._acknowledged = spec is None
+        self._patient = False  # resubmitted while the queue is full
+        self._ending: Outcome | Rejection | None = None
+        self._note: ProgressNote | None = None  # the newest progress report
         # Called with the record at its acknowledgement, at each progress report and at its end;
         # must not block or raise.
-        self.listeners: list[Callable[[TaskRecord], object]] | None = None
+        self._listeners: list[Callable[[TaskRecord], object]] | None = None
+        self._owner = owner  # what a handle asks: a driver, or an AsyncClient
+        self._returns = returns  # decodes the result of a typed call; None: as plain data
 
-    def listen(self, listener: "Callable[[TaskRecord], object]") -> None:
-        if self.listeners is None:
-            self.listeners = []
-        self.listeners.append(listener)
+    def _listen(self, listener: "Callable[[TaskRecord], object]") -> None:
+        if self._listeners is None:
+            self._listeners = []
+        self._listeners.append(listener)
 
-    def tell(self) -> None:
-        for listener in self.listeners or ():
+    def _tell(self) -> None:
+        for listener in self._listeners or ():
             listener(self)
 
 
@@ -75,15 +94,15 @@ class Inspection:
 
 
 class Question:
-    """Unanswered question about schedules, made anew for each connection."""
+    """Unanswered question about schedules or functions, made anew for each connection."""
 
     __slots__ = ("answer", "answered", "asked", "make")
 
-    def __init__(self, make: Callable[[int, bool], ScheduleMessage]) -> None:
+    def __init__(self, make: Make) -> None:
         self.make = make  # makes the message: a request number, and whether it was sent before
         self.asked = 0  # how often
         self.answered = False
-        self.answer: ScheduleAnswer | Schedules | None = None
+        self.answer: ScheduleAnswer | Schedules | Resolved | None = None
 
 
 class SubmitRequest:

@@ -7,14 +7,14 @@ is sent again, on another connection, changes nothing: a run has an id that is m
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import msgspec
 
-from musterd.ipc.client.record import Question
+from musterd.ipc.client.record import Make, Question
 from musterd.ipc.client.taskspec import shown
 from musterd.ipc.errors import (
     InvalidSchedule,
@@ -36,8 +36,10 @@ from musterd.ipc.wire.schedule_messages import (
 )
 
 if TYPE_CHECKING:
-    from musterd.ipc.client.async_client import AsyncClient, AsyncTaskHandle
-    from musterd.ipc.client.sync_client import Client, TaskHandle
+    from musterd.ipc.client.async_client import AsyncClient
+    from musterd.ipc.client.async_submit import AsyncTaskHandle
+    from musterd.ipc.client.sync_client import Client
+    from musterd.ipc.client.sync_submit import TaskHandle
 
 PROBLEMS_SHOWN_MAX = 20  # in the text of an error; `problems` has all
 NAME_CHARS_MAX = 200
@@ -96,9 +98,6 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     skipped: int = 0
     skipped_why: str = ""  # of the newest one since the daemon's start
 
-
-# Makes a message: a request number, and whether it was sent before.
-Make = Callable[[int, bool], wire.ScheduleMessage]
 
 # -- what is sent -------------------------------------------------------------------------------
 

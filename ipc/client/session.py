@@ -36,6 +36,7 @@ from musterd.ipc.wire.messages import (
     CANCELLED,
     PROTOCOL,
     QUEUE_FULL,
+    UNKNOWN_TASK,
     Accepted,
     Advice,
     Advise,
@@ -59,6 +60,7 @@ from musterd.ipc.wire.messages import (
     Watch,
     Welcome,
 )
+from musterd.ipc.wire.resolving import Resolved
 from musterd.ipc.wire.schedule_messages import (
     ScheduleAnswer,
     ScheduleReply,
@@ -108,6 +110,7 @@ class Session:
         self.unreported_count = 0
         self.progress = False  # receive() changed something; the owner resets it
         self.last_request = 0
+        self.unknown_tasks = 0  # rejected because there is no such task
         self._connected = False
         self._hello_ns = 0  # when the next Hello is due
         self._silence_ns = 0  # when a Hello is due if nothing is sent or heard before
@@ -156,9 +159,9 @@ class Session:
 
     def _enqueue(self, record: TaskRecord) -> None:
         self._batch.append(record)
-        self._batch_bytes += record.size
+        self._batch_bytes += record._size
         self.unacked_tasks += 1
-        self.unacked_bytes += record.size
+        self.unacked_bytes += record._size
 
     def watch(self, record: TaskRecord) -> None:
         """Follow a task that was submitted before."""
@@ -197,7 +200,7 @@ class Session:
         return self._inquire(now_ns, Inspection("", history=question))
 
     def ask(self, now_ns: int, question: Question) -> Question:
-        """Ask about schedules."""
+        """Ask about schedules or functions."""
         return self._inquire(now_ns, question)
 
     def _inquire(self, now_ns: int, inspection: Asked) -> Asked:
@@ -255,9 +258,9 @@ class Session:
             return batch, size
         size = taken = 0
         for record in islice(batch, BATCH_TASKS_MAX):
-            if taken and size + record.size > BATCH_BYTES_MAX:
+            if taken and size + record._size > BATCH_BYTES_MAX:
                 break
-            size += record.size
+            size += record._size
             taken += 1
         self._batch = batch[taken:]
         self._batch_bytes -= size
@@ -290,8 +293,8 @@ class Session:
         while self._retries and self._retries[0][0] <= now_ns:
             record = heappop(self._retries)[2]
             self.unacked_tasks -= 1
-            self.unacked_bytes -= record.size
-            if record.ending is None:
+            self.unacked_bytes -= record._size
+            if record._ending is None:
                 self._enqueue(record)
         if not self._connected:
             return
@@ -335,23 +338,25 @@ class Session:
             case ProgressNote():
                 record = self.records.get(message.id)
                 if record is not None:
-                    record.note = message
-                    record.tell()
+                    record._note = message
+                    record._tell()
             case Changes():
                 for following in self._followings:
                     following.hear(message)
             case Missing():
                 self._miss(message.ids)
-            case Inspected() | Advice() | Entries() | ScheduleAnswer() | Schedules():
+            case Inspected() | Advice() | Entries() | Resolved():
+                self._answer(message)
+            case ScheduleAnswer() | Schedules():
                 self._answer(message)
             case Refused():
                 self._refuse(message.reason, message.protocol)
         self._not_silent(now_ns)
 
-    def _answer(self, message: Inspected | Advice | Entries | ScheduleReply) -> None:
+    def _answer(self, message: Inspected | Advice | Entries | Resolved | ScheduleReply) -> None:
         inspection = self._inspections.get(message.request)
         match inspection, message:
-            case Question(), ScheduleAnswer() | Schedules():
+            case Question(), ScheduleAnswer() | Schedules() | Resolved():
                 inspection.answer = message
             case Inspection(), Advice():
                 inspection.workers = message.workers
@@ -391,7 +396,7 @@ class Session:
         for number, request in list(self._requests.items()):
             if request.sent_ns <= before_ns:
                 self._send(now_ns, number, request)
-        self._watch_all(record for record in self.records.values() if record.acknowledged)
+        self._watch_all(record for record in self.records.values() if record._acknowledged)
         if self._cancels:
             for ids in _chunks(list(self._cancels)):
                 self.outbox.append(encode(Cancel(ids)))
@@ -399,7 +404,7 @@ class Session:
             self._ask(number, inspection)
 
     def _send(self, now_ns: int, number: int, request: SubmitRequest) -> None:
-        tasks = [record.spec for record in request.records if record.spec is not None]
+        tasks = [record._spec for record in request.records if record._spec is not None]
         if not tasks:  # all tasks have ended meanwhile
             self._forget(number)
             return
@@ -426,30 +431,31 @@ class Session:
             return  # answered before: the request was sent twice
         rejections = {rejection.id: rejection for rejection in message.rejected}
         for record in request.records:
-            if record.ending is not None:
+            if record._ending is not None:
                 continue
             rejection = rejections.get(record.id) if rejections else None
             if rejection is not None:
                 self._reject(now_ns, record, rejection)
                 continue
-            record.acknowledged = True
-            record.spec = None
-            if record.listeners is not None:
-                record.tell()
+            record._acknowledged = True
+            record._spec = None
+            if record._listeners is not None:
+                record._tell()
         if request.resent:
             # A task that ended between the two sends had its outcome sent to nobody.
-            self._watch_all(record for record in request.records if record.ending is None)
+            self._watch_all(record for record in request.records if record._ending is None)
 
     def _reject(self, now_ns: int, record: TaskRecord, rejection: Rejection) -> None:
-        if record.patient and rejection.code == QUEUE_FULL:
+        if record._patient and rejection.code == QUEUE_FULL:
             if record.id in self._cancels:  # cancelled while it was refused: no further try
                 self._end(record, Outcome(record.id, CANCELLED))
                 return
             due_ns = now_ns + (rejection.retry_after_ns or FULL_RETRY_NS)
             heappush(self._retries, (due_ns, next(self._retry_order), record))
             self.unacked_tasks += 1
-            self.unacked_bytes += record.size
+            self.unacked_bytes += record._size
             return
+        self.unknown_tasks += rejection.code == UNKNOWN_TASK
         self.unreported_count += 1
         self.unreported[record.id] = record
         if len(self.unreported) > UNREPORTED_MAX:
@@ -460,7 +466,7 @@ class Session:
         for task_id in ids:
             record = self.records.get(task_id)
             # An unacknowledged task is not missing but on its way.
-            if record is not None and record.acknowledged:
+            if record is not None and record._acknowledged:
                 text = "the supervisor knows no task of this id: never accepted, or trimmed"
                 self._end(record, Rejection(task_id, TASK_MISSING, text))
 
@@ -473,12 +479,12 @@ class Session:
     def _end(self, record: TaskRecord, ending: Outcome | Rejection) -> None:
         del self.records[record.id]
         self._cancels.pop(record.id, None)
-        record.acknowledged = record.acknowledged or isinstance(ending, Outcome)
-        record.spec = None
-        record.ending = ending
-        if record.listeners is not None:
-            record.tell()
-            record.listeners = None
+        record._acknowledged = record._acknowledged or isinstance(ending, Outcome)
+        record._spec = None
+        record._ending = ending
+        if record._listeners is not None:
+            record._tell()
+            record._listeners = None
 
     # -- rejections that nobody has seen ------------------------------------------------------
 
@@ -489,7 +495,7 @@ class Session:
 
     def take_unreported(self) -> tuple[list[Rejection], int]:
         """Return the latest unreported rejections and the number of all."""
-        endings = [record.ending for record in self.unreported.values()]
+        endings = [record._ending for record in self.unreported.values()]
         total, self.unreported_count = self.unreported_count, 0
         self.unreported.clear()
         return [ending for ending in endings if isinstance(ending, Rejection)], total

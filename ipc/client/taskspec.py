@@ -15,6 +15,7 @@ from musterd.ipc.client.ids import new_id
 from musterd.ipc.errors import InvalidTask
 from musterd.ipc.secrets.reference import encode_secret
 from musterd.ipc.wire.codec import find_fault, nests_too_deeply
+from musterd.ipc.wire.keys import derived_key
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
     KEY_LENGTH_MAX,
@@ -25,7 +26,6 @@ from musterd.ipc.wire.messages import (
     SESSION_CHARS_MAX,
     TASK_BYTES_MAX,
     TaskSpec,
-    derived_key,
 )
 
 # Limits that ipc/wire/messages.py has as annotations of Id, Name, Target and Nanoseconds.
@@ -53,8 +53,8 @@ _NO_ARGS = _encode({})
 _NO_TEXT = ""  # the default of every text: an omitted text needs no check
 
 
-class TaskOptions(TypedDict, total=False):
-    """Options of `submit()`, `submit_many()` and `map()`. Times in seconds."""
+class SpecOptions(TypedDict, total=False):
+    """Options of each submit but `fallback`, which adds to what a typed call may return."""
 
     priority: str | int  # critical, high, normal or low, in any case; or 0 to 3
     target: str  # the site
@@ -70,9 +70,33 @@ class TaskOptions(TypedDict, total=False):
     debounce: float | timedelta | bool | None
     policy: str  # the resilience class
     on_open: str  # while the target's breaker is open: wait, fail or fallback
-    fallback: Any  # value where there is no last good result; implies on_open="fallback"
     fallback_on: str  # "open": only while the breaker is open; "failure": also for a failed task
     session: str  # cookies and storage that outlive the task: a name of [sessions]
+
+
+class TaskOptions(SpecOptions, total=False):
+    """Options of `submit()`, `submit_many()` and `map()`. Times in seconds."""
+
+    fallback: Any  # value where there is no last good result; implies on_open="fallback"
+
+
+class EncodedArgs(Mapping[str, Any]):
+    """Arguments that were encoded and checked before."""
+
+    __slots__ = ("_values", "data")
+
+    def __init__(self, values: dict[str, Any], data: bytes) -> None:
+        self._values = values
+        self.data = data
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
 
 def make_spec(
@@ -192,6 +216,8 @@ def checked_id(task_id: str) -> str:
 def encode_args(name: str, args: Mapping[str, Any]) -> bytes:
     """Encode keyword arguments as msgpack; InvalidTask names the one that cannot be sent."""
     if not isinstance(args, dict):
+        if isinstance(args, EncodedArgs):
+            return args.data
         if not isinstance(args, Mapping):
             raise InvalidTask(
                 f"the arguments of {name} must be a mapping of names to values, "

@@ -6,8 +6,9 @@ worker looks up the value right before the handler runs.
 """
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 from msgspec.msgpack import Ext
 
 SECRET_CODE = 83  # of the msgpack extension
@@ -17,7 +18,15 @@ JSON_KEY = "$secret"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,127}")  # of a variable or a file, never a path
 
 
-class Secret:
+if TYPE_CHECKING:
+    # A handler is annotated with the str that it gets, and a typed call gives a Secret for it. So
+    # type checkers are told that a Secret is a str. It is none.
+    _Base = str
+else:
+    _Base = object
+
+
+class Secret(_Base):
     """Reference to a secret that the worker knows."""
 
     __slots__ = ("name",)
@@ -57,6 +66,15 @@ def secret_name(extension: Ext) -> str | None:
     if extension.code != SECRET_CODE or not data.startswith(SECRET_MARK):
         return None
     return data[len(SECRET_MARK) :].decode("utf-8", "replace")
+
+
+def without_secrets(args: bytes) -> bytes:
+    """Return encoded arguments with a text for each secret, as the handler will get one."""
+
+    def text(code: int, data: memoryview) -> Any:
+        return "" if code == SECRET_CODE else Ext(code, bytes(data))
+
+    return msgspec.msgpack.encode(msgspec.msgpack.decode(args, ext_hook=text))
 
 
 def from_json(value: Any) -> Any:

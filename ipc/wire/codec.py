@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from musterd.ipc.errors import ProtocolError
+from musterd.ipc.wire.debugger_messages import DebuggerCommand, DebuggerMessage
 from musterd.ipc.wire.messages import (
     MESSAGE_BYTES_MAX,
     NESTING_MAX,
@@ -25,8 +26,8 @@ _BEGINNINGS = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
 
 _client = msgspec.msgpack.Decoder(ClientMessage | ScheduleMessage)
 _server = msgspec.msgpack.Decoder(ServerMessage | ScheduleReply)
-_worker = msgspec.msgpack.Decoder(WorkerMessage)
-_command = msgspec.msgpack.Decoder(CommandMessage)
+_worker = msgspec.msgpack.Decoder(WorkerMessage | DebuggerMessage)
+_command = msgspec.msgpack.Decoder(CommandMessage | DebuggerCommand)
 
 
 def checked(decoder: msgspec.msgpack.Decoder[Any], frame: bytes | bytearray) -> Any:
@@ -100,11 +101,11 @@ def decode_server(frame: bytes | bytearray) -> ServerMessage | ScheduleReply:
     return checked(_server, frame)  # type: ignore[no-any-return]
 
 
-def decode_worker(frame: bytes | bytearray) -> WorkerMessage:
+def decode_worker(frame: bytes | bytearray) -> WorkerMessage | DebuggerMessage:
     """Decode a message that a worker sent."""
     return checked(_worker, frame)  # type: ignore[no-any-return]
 
 
-def decode_command(frame: bytes | bytearray) -> CommandMessage:
+def decode_command(frame: bytes | bytearray) -> CommandMessage | DebuggerCommand:
     """Decode a message that the supervisor sent to a worker."""
     return checked(_command, frame)  # type: ignore[no-any-return]

@@ -12,20 +12,19 @@ supervisor carries them from the client to the worker and back without ever look
 Times are integer nanoseconds. Durations are relative, so that clocks need not agree.
 """
 
-from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct, msgpack
 
 from musterd.ipc.wire.history import Entries
+from musterd.ipc.wire.resolving import Place, Resolve, Resolved
 
 PROTOCOL = 1
 
 # Limits. A receiver drops a message over MESSAGE_BYTES_MAX; a client never makes one, because it
 # refuses a task over TASK_BYTES_MAX and cuts its batches at BATCH_BYTES_MAX.
 MESSAGE_BYTES_MAX = 16 * 1024 * 1024
-# A frame over this ends the connection, before it fills our memory. Well above MESSAGE_BYTES_MAX,
-# so that a message a little too large gets a polite answer instead.
+# A longer frame ends the connection. A message that is a little too large gets a polite answer.
 WIRE_BYTES_MAX = 4 * MESSAGE_BYTES_MAX
 BATCH_BYTES_MAX = 1024 * 1024
 BATCH_TASKS_MAX = 1000
@@ -49,8 +48,7 @@ SESSION_CHARS_MAX = 64
 SESSION_PREFIX = "session:"  # of the key of the state that keeps a session
 HISTORY_LIMIT_MAX = 1000  # results in one question
 LEASES_MAX = 1000  # in one message of a worker, which holds some hundred at most
-# Of a failure's message and traceback. A worker cuts both far below this limit
-# (workers/authoring/outcome.py), which leaves room for escapes added after the cut.
+# Of a failure's message and traceback. Workers cut far below it: escapes are added after the cut.
 FAILURE_CHARS_MAX = 64 * 1024
 TYPE_CHARS_MAX = 500  # of the name of an exception's class
 STATUS_MAX = 999  # HTTP statuses have three digits
@@ -90,8 +88,7 @@ USUAL = "usual"  # in a list of exceptions for a breaker: those that count witho
 
 # In a duration field 0 means forever; in a count -1 means "not given".
 NOT_GIVEN = -1
-# Allowed age of a result: as configured; or never, so short that no result is young enough, even if
-# @task allows one.
+# Allowed age of a result: as configured; or so short that no result is young enough.
 AS_CONFIGURED = -1
 NEVER_NS = 1
 
@@ -103,26 +100,18 @@ Nanoseconds = Annotated[int, Meta(ge=0, le=2**62)]
 Age = Annotated[int, Meta(ge=AS_CONFIGURED, le=2**62)]  # of a result; 0: not asked for
 Number = Annotated[int, Meta(ge=0, le=2**62)]  # of a request, a lease, a protocol
 Retries = Annotated[int, Meta(ge=NOT_GIVEN, le=1000)]
-Word = Annotated[str, Meta(max_length=200)]  # a token, a version
+WORD_CHARS_MAX = 200
+Word = Annotated[str, Meta(max_length=WORD_CHARS_MAX)]  # a token, a version
 FailureText = Annotated[str, Meta(max_length=FAILURE_CHARS_MAX)]
 # Longer than a metric may be: that costs the metric, not the message (core/model/counters.py).
 SampleText = Annotated[str, Meta(max_length=16 * SAMPLE_CHARS_MAX)]
 KEY_LENGTH_MAX = 200
+ARGUMENTS_MAX = 255  # of a handler; no person writes more
 Key = Annotated[str, Meta(max_length=KEY_LENGTH_MAX)]
 Name32 = Annotated[str, Meta(max_length=32)]
 Session = Annotated[str, Meta(max_length=SESSION_CHARS_MAX)]
-KEY_DIGEST_BYTES = 16  # two sets of arguments collide less often than disks fail
 OnOpen = Literal["", "wait", "fail", "fallback"]
 FallbackOn = Literal["", "open", "failure"]
-
-
-def derived_key(name: str, args: bytes) -> str:
-    """Return the key of a task without one, `POOL.METHOD:HASH`; equal arguments, equal key.
-
-    The prefix `POOL.METHOD:` means all results of one task.
-    """
-    digest = blake2b(args, digest_size=KEY_DIGEST_BYTES).hexdigest()
-    return f"{name[: KEY_LENGTH_MAX - len(digest) - 1]}:{digest}"
 
 
 class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
@@ -142,8 +131,7 @@ class TaskSpec(Struct, array_like=True, frozen=True, gc=False):
     debounce_ns: Age = 0  # accept a result whose submit was less than this ago
     policy: Name32 = ""  # resilience class; "": as the target says, else none
     on_open: OnOpen = ""  # "": as the policy says
-    # msgpack of the value
-    fallback: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] | None = None
+    fallback: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] | None = None  # msgpack
     fallback_on: FallbackOn = ""  # "": as the task, target or class says, else open
     session: Session = ""  # cookies and storage that outlive the task; one task of each at a time
     # msgpack of rules for the worker, which says by a View what of the result is watched
@@ -327,7 +315,8 @@ class History(Struct, array_like=True, tag="history", frozen=True):
     numbers: Annotated[list[Number], Meta(max_length=HISTORY_LIMIT_MAX)] = []
 
 
-ClientMessage = Hello | Submit | Watch | Inspect | Cancel | Invalidate | Follow | Advise | History
+Question = Inspect | Advise | History | Resolve
+ClientMessage = Hello | Submit | Watch | Cancel | Invalidate | Follow | Question
 
 # -- supervisor -> client ---------------------------------------------------------------------
 
@@ -419,9 +408,18 @@ ServerMessage = (
     | Changes
     | Advice
     | Entries
+    | Resolved
 )
 
 # -- worker -> supervisor ---------------------------------------------------------------------
+
+
+class Arguments(Struct, array_like=True, frozen=True):
+    """The arguments that a handler takes."""
+
+    names: Annotated[tuple[Word, ...], Meta(max_length=ARGUMENTS_MAX)] = ()
+    required: Annotated[tuple[Word, ...], Meta(max_length=ARGUMENTS_MAX)] = ()
+    open: bool = False  # any other name is an argument, too
 
 
 class TaskDeclaration(Struct, array_like=True, frozen=True):
@@ -434,6 +432,8 @@ class TaskDeclaration(Struct, array_like=True, frozen=True):
     fallback_on: FallbackOn = ""
     cache_ns: Age = 0  # for submits that do not say themselves
     debounce_ns: Age = 0
+    place: Place = ""  # "module:function": by it clients find the pools of a typed call
+    arguments: Arguments | None = None  # None: nobody has said
 
 
 class WorkerHello(Struct, array_like=True, tag="worker", frozen=True):

@@ -22,6 +22,7 @@ from musterd.ipc.wire.messages import (
     NOT_GIVEN,
     RESULT_BYTES_MAX,
     STATE_BYTES_MAX,
+    TASK_BYTES_MAX,
     Failure,
     Id,
     Key,
@@ -49,6 +50,7 @@ FOUND_MAX = 1000  # tasks in an answer to people
 POLICY_BYTES_MAX = 16 * 1024 * 1024  # of all parts of a policy: 10,000 sites take a fifth of it
 NEWS_CHARS_MAX = 1000
 CONTENT_BYTES_MAX = 32 * 1024  # JSON: twice what an event has of a result, and a line
+LOGINS_MAX = 1000  # sessions whose logins fail, that a node hears of
 REQUESTS_MAX = 1000  # of handlers, in one message; the sender also cuts at BATCH_BYTES_MAX
 
 _PACK = msgpack.Encoder().encode
@@ -59,6 +61,7 @@ EndKind = Literal["succeeded", "failed", "untouched", "interrupted", "crashed"]
 LockWishKind = Literal["want", "pass", "leave"]
 StateValue = Annotated[bytes, Meta(max_length=STATE_BYTES_MAX)] | None
 Remark = Annotated[str, Meta(max_length=1000)]  # for people
+Name64 = Annotated[str, Meta(max_length=64)]
 
 
 class Held(Struct, array_like=True, frozen=True, gc=False):
@@ -78,6 +81,24 @@ class Attempt(Struct, array_like=True, frozen=True, gc=False):
     interruptions: Number = 0
     policy: Name32 = ""  # its resilience class: that of the submit, else of its target
     expires_at_ns: Nanoseconds = 0  # never to begin after; 0: no limit
+    again: bool = False  # it has waited for the login task of its session, which has worked ...
+    login_error: Remark = ""  # ... or why that has not: it has failed before it begins
+
+
+class LoginVerdict(Struct, array_like=True, frozen=True):
+    """What an attempt says about the logins of its session, and what holds for those that fail.
+
+    "wanted": it has found nobody logged in, and begins anew when a login task has run.
+    """
+
+    session: Name64
+    said: Literal["worked", "failed", "wanted"]
+    failures: Count  # in a row, after which none is tried for a while ...
+    pause_ns: Nanoseconds  # ... and twice as long each time that one fails again, ...
+    pause_max_ns: Nanoseconds  # ... at most so long
+    problem: Remark = ""  # why it failed
+    task: Annotated[str, Meta(max_length=200)] = ""  # the login task that is wanted
+    args: Annotated[bytes, Meta(max_length=TASK_BYTES_MAX)] = b""
 
 
 class AttemptEnd(Struct, array_like=True, frozen=True, gc=False):
@@ -94,6 +115,7 @@ class AttemptEnd(Struct, array_like=True, frozen=True, gc=False):
     clears: Key = ""  # key of the state that a success makes obsolete
     keeps: bool = False  # a success is remembered as the last good result of its key
     view: View | None = None  # what of a run's result is watched
+    login: LoginVerdict | None = None
 
     @property
     def size(self) -> int:
@@ -101,7 +123,8 @@ class AttemptEnd(Struct, array_like=True, frozen=True, gc=False):
         failure = self.failure
         words = len(failure.message) + len(failure.traceback) if failure is not None else 0
         seen = len(self.view.kept or b"") if self.view is not None else 0
-        return len(self.value) + words + seen
+        login = len(self.login.args) if self.login is not None else 0
+        return len(self.value) + words + seen + login
 
 
 class PoolCard(Struct, array_like=True, frozen=True):
@@ -271,9 +294,6 @@ class Seen(Struct, array_like=True, tag="seen", frozen=True):
     nodes: Annotated[tuple[NodeSeen, ...], Meta(max_length=NODES_MAX)]
 
 
-ClusterNews = Notice | Figures | Seen
-
-
 class FoundTasks(Struct, array_like=True, tag="found", frozen=True):
     """Answer a FindTasks. `worker` of a task is the node that has claimed it."""
 
@@ -319,6 +339,23 @@ class LocksTold(Struct, array_like=True, tag="locks", frozen=True):
     replies: Annotated[list[LockReply], Meta(max_length=REQUESTS_MAX)]
 
 
+class SessionLogins(Struct, array_like=True, frozen=True):
+    """Logins of a session that have failed in a row, as the whole cluster counts."""
+
+    session: Name64
+    failures: Count
+    until_ns: Nanoseconds = 0  # none is tried before; 0: the next task may
+    problem: Remark = ""  # why the last one failed
+    mine: bool = False  # it failed here, so people are told here
+
+
+class LoginsTold(Struct, array_like=True, tag="logins", frozen=True):
+    """All sessions of the cluster whose logins have failed, when that has changed."""
+
+    logins: Annotated[list[SessionLogins], Meta(max_length=LOGINS_MAX)]
+
+
+ClusterNews = Notice | Figures | Seen | LoginsTold
 SidecarMessage = (
     SidecarHello
     | Membership
@@ -334,6 +371,7 @@ SidecarMessage = (
     | FoundTasks
     | StatesTold
     | LocksTold
+    | LoginsTold
 )
 
 # -- supervisor -> sidecar --------------------------------------------------------------------

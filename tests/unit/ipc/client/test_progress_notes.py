@@ -9,13 +9,13 @@ def test_the_newest_word_is_kept_and_listeners_are_told() -> None:
     session, told = Session(), []
     record = TaskRecord("t", "p.x", None)
     session.watch(record)
-    record.listen(lambda each: told.append(each.note))
+    record._listen(lambda each: told.append(each._note))
     first, second = ProgressNote("t", 0.1), ProgressNote("t", 0.2, "more")
     session.receive(0, first)
     session.receive(0, second)
-    assert record.note is second
+    assert record._note is second
     assert told == [first, second]
-    assert record.ending is None
+    assert record._ending is None
 
 
 def test_a_word_about_a_task_that_ended_or_was_never_ours_changes_nothing() -> None:
@@ -25,5 +25,5 @@ def test_a_word_about_a_task_that_ended_or_was_never_ours_changes_nothing() -> N
     session.receive(0, Results([Outcome("t", "succeeded")]))
     session.receive(0, ProgressNote("t", 0.5))
     session.receive(0, ProgressNote("other", 0.5))
-    assert record.note is None
+    assert record._note is None
     assert not session.records

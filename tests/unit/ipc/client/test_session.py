@@ -67,7 +67,7 @@ def submits(session: Session) -> list[Submit]:
 
 def task(task_id: str, args: bytes = b"\x80", *, patient: bool = False) -> TaskRecord:
     record = TaskRecord(task_id, "pool.method", TaskSpec(task_id, "pool.method", args))
-    record.patient = patient
+    record._patient = patient
     return record
 
 
@@ -208,7 +208,7 @@ def test_tasks_added_together_are_one_request_and_one_acknowledgement(session):
     assert not message.resend
     assert session.unacked_tasks == 2
     session.receive(NOW, Accepted(message.request))
-    assert all(record.acknowledged and record.ending is None for record in records)
+    assert all(record._acknowledged and record._ending is None for record in records)
     assert session.unacked_tasks == session.unacked_bytes == 0
     assert session.busy  # results are still awaited
 
@@ -221,7 +221,7 @@ def test_a_result_ends_its_task_and_a_second_one_changes_nothing(session):
     session.receive(NOW, Results([Outcome("a", SUCCEEDED, b"\x02")]))
     session.receive(NOW, Accepted(1))
     session.receive(NOW, Missing(["a"]))
-    assert record.ending is first
+    assert record._ending is first
     assert not session.busy
     assert session.unacked_tasks == 0
 
@@ -229,9 +229,9 @@ def test_a_result_ends_its_task_and_a_second_one_changes_nothing(session):
 def test_a_result_that_overtakes_its_acknowledgement_counts(session):
     (record,) = added(session, "a")
     session.receive(NOW, Results([Outcome("a", SUCCEEDED)]))
-    assert record.acknowledged
+    assert record._acknowledged
     session.receive(NOW, Accepted(1, [Rejection("a", "QueueFull", "full")]))
-    assert isinstance(record.ending, Outcome)
+    assert isinstance(record._ending, Outcome)
     assert session.unacked_tasks == session.unacked_bytes == 0
 
 
@@ -247,7 +247,7 @@ def test_answers_to_what_was_never_asked_are_ignored(session):
 def test_listeners_hear_of_the_acknowledgement_and_of_the_end(session):
     (record,) = added(session, "a")
     heard = []
-    record.listen(lambda told: heard.append((told.acknowledged, told.ending is not None)))
+    record._listen(lambda told: heard.append((told._acknowledged, told._ending is not None)))
     session.receive(NOW, Accepted(1))
     session.receive(NOW, Results([Outcome("a", SUCCEEDED)]))
     session.receive(NOW, Results([Outcome("a", SUCCEEDED)]))
@@ -348,7 +348,7 @@ def test_a_new_connection_asks_again_even_in_the_same_epoch(session):
     assert (new.resend, [spec.id for spec in new.tasks]) == (False, ["b"])
     # The supervisor had "a" already and may have ended it meanwhile: ask for the outcome.
     session.receive(NOW, Accepted(again.request))
-    assert record.acknowledged
+    assert record._acknowledged
     assert sent(session) == [Watch(["a"])]
 
 
@@ -400,9 +400,9 @@ def test_a_rejection_ends_its_task_alone(session):
     refused, taken = added(session, "a", "b")
     rejection = Rejection("a", "QueueFull", "10000 of 10000", 2_000_000_000)
     session.receive(NOW, Accepted(1, [rejection]))
-    assert refused.ending == rejection
-    assert not refused.acknowledged
-    assert taken.acknowledged
+    assert refused._ending == rejection
+    assert not refused._acknowledged
+    assert taken._acknowledged
     error = rejection_error(rejection, "pool.method")
     assert isinstance(error, QueueFull)
     assert error.retry_after == 2.0
@@ -434,7 +434,7 @@ def test_a_patient_task_is_sent_again_when_the_full_queue_says(session):
     (record,) = added(session, "a", patient=True)
     sent(session)
     session.receive(NOW, Accepted(1, [Rejection("a", "QueueFull", "full", 7_000)]))
-    assert record.ending is None
+    assert record._ending is None
     assert session.unacked_tasks == 1
     assert not session.acknowledged_up_to(1)
     assert session.next_deadline() == NOW + 7_000
@@ -446,7 +446,7 @@ def test_a_patient_task_is_sent_again_when_the_full_queue_says(session):
     assert [spec.id for spec in message.tasks] == ["a"]
     assert message.request == 2
     session.receive(NOW, Accepted(2))
-    assert record.acknowledged
+    assert record._acknowledged
     assert session.unacked_tasks == session.unacked_bytes == 0
 
 
@@ -459,7 +459,7 @@ def test_a_patient_task_has_a_pause_of_its_own_when_the_queue_says_nothing(sessi
 def test_patience_is_for_a_full_queue_only(session):
     (record,) = added(session, "a", patient=True)
     session.receive(NOW, Accepted(1, [Rejection("a", "ShuttingDown", "stopping", 1)]))
-    assert isinstance(record.ending, Rejection)
+    assert isinstance(record._ending, Rejection)
 
 
 def test_cancelling_a_task_that_waits_for_room_ends_it_here(session):
@@ -467,7 +467,7 @@ def test_cancelling_a_task_that_waits_for_room_ends_it_here(session):
     session.receive(NOW, Accepted(1, [Rejection("a", "QueueFull", "full")]))
     sent(session)
     session.cancel(NOW, "a")
-    assert record.ending == Outcome("a", CANCELLED)
+    assert record._ending == Outcome("a", CANCELLED)
     session.tick(NOW + FULL_RETRY_NS)
     session.seal(NOW)
     assert sent(session) == []
@@ -479,7 +479,7 @@ def test_a_patient_task_that_was_cancelled_while_it_was_refused_is_not_sent_agai
     session.cancel(NOW, "a")
     sent(session)
     session.receive(NOW, Accepted(1, [Rejection("a", "QueueFull", "full")]))
-    assert record.ending == Outcome("a", CANCELLED)
+    assert record._ending == Outcome("a", CANCELLED)
     session.tick(NOW + FULL_RETRY_NS)
     session.seal(NOW)
     assert sent(session) == []
@@ -493,15 +493,15 @@ def test_a_watched_task_that_is_missing_ends_with_task_missing(session):
     session.watch(record)
     assert sent(session) == [Watch(["w"])]
     session.receive(NOW, Missing(["w"]))
-    assert isinstance(record.ending, Rejection)
-    assert record.ending.code == TASK_MISSING
-    assert isinstance(rejection_error(record.ending, ""), TaskMissing)
+    assert isinstance(record._ending, Rejection)
+    assert record._ending.code == TASK_MISSING
+    assert isinstance(rejection_error(record._ending, ""), TaskMissing)
 
 
 def test_a_task_on_its_way_cannot_be_missing(session):
     (record,) = added(session, "a")
     session.receive(NOW, Missing(["a"]))
-    assert record.ending is None
+    assert record._ending is None
 
 
 def test_an_inspection_gets_its_answer_and_survives_a_new_epoch(session):

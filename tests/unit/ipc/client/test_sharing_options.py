@@ -116,18 +116,18 @@ def test_a_fallback_may_be_anything_even_none_and_says_when_it_is_meant() -> Non
 
 def test_a_fallback_counts_towards_the_size_of_a_batch() -> None:
     small, large = make_spec("p.x"), make_spec("p.x", fallback=b"x" * 5000)
-    sizes = [TaskRecord(spec.id, spec.name, spec).size for spec in (small, large)]
+    sizes = [TaskRecord(spec.id, spec.name, spec)._size for spec in (small, large)]
     assert sizes[1] - sizes[0] >= 5000
 
 
 def test_a_handle_tells_whose_result_it_got() -> None:
     handle = BaseHandle("a", "p.x", None)
     assert (handle.cached, handle.stale) == (False, False)
-    handle.ending = Outcome("a", "succeeded", cached=True)
+    handle._ending = Outcome("a", "succeeded", cached=True)
     assert (handle.cached, handle.stale) == (True, False)
-    handle.ending = Outcome("a", "succeeded", stale=True)
+    handle._ending = Outcome("a", "succeeded", stale=True)
     assert (handle.cached, handle.stale, handle.fallback) == (False, True, False)
-    handle.ending = Outcome("a", "succeeded", fallback=True)
+    handle._ending = Outcome("a", "succeeded", fallback=True)
     assert (handle.cached, handle.stale, handle.fallback) == (False, False, True)
 
 

@@ -27,7 +27,7 @@ from musterd.workers.authoring.base import Context, Permanent, TaskOptions
 from musterd.workers.authoring.request_channel import RequestChannel
 from musterd.workers.authoring.vault import KNOWN_MAX, Leak, Vault, Vaults
 from musterd.workers.metrics import Metrics
-from musterd.workers.runtime import run
+from musterd.workers.runtime import speech
 
 KEY = """-----BEGIN PRIVATE KEY-----
 MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj
@@ -216,9 +216,9 @@ def in_arguments_that_do_not_fit(vault: Vault, text: str) -> bytes:
 
 
 def in_the_log(vault: Vault, text: str) -> bytes:
-    formatter = run._Formatter()
+    formatter = speech.Formatter(marks=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run._Formatter, "redact", vault.redact)
+        patch.setattr(speech.Formatter, "redact", vault.redact)
         try:
             raise ValueError(text)
         except ValueError:

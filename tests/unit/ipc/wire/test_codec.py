@@ -73,6 +73,8 @@ from musterd.ipc.wire.node_messages import (
     Greeting,
     Held,
     Holds,
+    LoginsTold,
+    LoginVerdict,
     LoseAttempts,
     Membership,
     NodeMessage,
@@ -80,22 +82,27 @@ from musterd.ipc.wire.node_messages import (
     Pools,
     ProgressMarks,
     ScheduleNews,
+    SessionLogins,
     SharedPolicy,
     SidecarHello,
     SidecarMessage,
     Want,
     portions,
 )
+from musterd.ipc.wire.resolving import Resolve, Resolved
 from musterd.ipc.wire.schedule_messages import ScheduleMessage
 from musterd.supervisor.processes.forkserver_messages import ForkServerMessage
 
 FAILURE = Failure("error", "ValueError", "no", "Traceback ...", 503, 7)
+WORKED = LoginVerdict("acme", "worked", 3, 60, 600)
+WANTED = LoginVerdict("acme", "wanted", 3, 60, 600, "", "door.log_in", b"\x80")
 MESSAGES = [
     (decode_client, Hello(PROTOCOL, "test")),
     (decode_client, Submit(7, [TaskSpec("id", "p.m", b"\x80", LOW, "site", 1, 2, 3, 4)], True)),
     (decode_client, Watch(["a", "b"])),
     (decode_client, Inspect(3, "a")),
     (decode_client, Cancel(["a"])),
+    (decode_client, Resolve(4, "promos:Promos.check")),
     (decode_server, Welcome(PROTOCOL, "epoch", "test")),
     (decode_server, Refused(PROTOCOL, "too old")),
     (decode_server, Accepted(7, [Rejection("a", "QueueFull", "full", 5)])),
@@ -103,6 +110,7 @@ MESSAGES = [
     (decode_server, Missing(["a"])),
     (decode_server, Inspected(3, TaskView("a", "p.m", "queued", "low", failure=FAILURE))),
     (decode_server, Inspected(3, None)),
+    (decode_server, Resolved(4, ["promos.check"], ["slow"], ["broken"], ["promos"], "away")),
     (decode_worker, WorkerHello(PROTOCOL, "token")),
     (decode_worker, Done([Completion(1, 2, b"\xc0", FAILURE, 3)])),
     (decode_worker, Returned([1, 2])),
@@ -115,6 +123,7 @@ MESSAGES = [
     (decode_sidecar, SharedPolicy(2, b"part", True)),
     (decode_sidecar, ScheduleNews("schedule.skipped", "kites", "p", "", "why", 3)),
     (decode_sidecar, Granted(1, "p", [Attempt(TaskSpec("id", "p.m", b""), 9, 2, 1, 1, "c", 5)])),
+    (decode_sidecar, LoginsTold([SessionLogins("acme", 3, 60, "wrong password", True)])),
     (decode_sidecar, Confirmed([Held("a", 9)])),
     (decode_sidecar, CancelAttempts([Held("a", 9)])),
     (decode_sidecar, LoseAttempts([Held("a", 9)])),
@@ -123,6 +132,8 @@ MESSAGES = [
     (decode_node, Pools((PoolCard("p", 4, (TaskDeclaration("m"),), 5, 6, 7, 8, 9),))),
     (decode_node, Want(1, "p", 4, ("p.m",), 2)),
     (decode_node, Finish([AttemptEnd("a", 9, "failed", b"", FAILURE, 1, 2, 3, "k", True)])),
+    (decode_node, Finish([AttemptEnd("a", 9, "failed", login=WORKED)])),
+    (decode_node, Finish([AttemptEnd("a", 9, "untouched", login=WANTED)])),
     (decode_node, Begun([Held("a", 9)])),
     (decode_node, ProgressMarks([AttemptProgress("a", 0.5, "half")])),
 ]
