@@ -12,7 +12,8 @@ JSON object: what is wrong, by subject; "" is the worker or function itself.
 
 `musterd check-config` runs this in a process of its own, because importing is running code.
 
-May import: ipc.errors, ipc.secrets, ipc.user_code, workers.authoring, workers.runtime.
+May import: ipc.errors, ipc.secrets, ipc.signatures, ipc.user_code, workers.authoring,
+workers.runtime.
 """
 
 import importlib
@@ -21,13 +22,13 @@ from typing import Any
 
 import msgspec
 from msgspec import Struct
-from msgspec.msgpack import Ext
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.ipc.secrets.reference import SECRET_CODE
+from musterd.ipc.secrets.reference import without_secrets
+from musterd.ipc.signatures import INVALID_ARGUMENTS
 from musterd.ipc.user_code import make_importable
 from musterd.workers.authoring.outcome import invalid, last_words, unknown
-from musterd.workers.runtime.handlers import INVALID_ARGUMENTS, Loaded
+from musterd.workers.runtime.handlers import Loaded
 from musterd.workers.runtime.retrying import load_backoff
 from musterd.workers.runtime.run import check_concurrency, load
 
@@ -92,19 +93,10 @@ def _of_schedule(loaded: Loaded, schedule: str, method: str, args: bytes) -> dic
     if handler is None:
         return {f"{schedule}.task": unknown(method, list(handlers)).message}
     try:
-        handler.decode(_without_secrets(args))
+        handler.decode(without_secrets(args))
     except INVALID_ARGUMENTS as error:
         return {f"{schedule}.args": invalid(handler.signature, error).message}
     return {}
-
-
-def _without_secrets(args: bytes) -> bytes:
-    """Return the arguments with a text for each secret, as the handler will get it."""
-
-    def text(code: int, data: memoryview) -> Any:
-        return "" if code == SECRET_CODE else Ext(code, bytes(data))
-
-    return msgspec.msgpack.encode(msgspec.msgpack.decode(args, ext_hook=text))
 
 
 def _load_exception(name: str) -> None:

@@ -47,6 +47,7 @@ class Counter(_Metric):
     __slots__ = ()
 
     def inc(self, amount: float = 1) -> None:
+        """Add to the number."""
         value = _number(amount)
         if not 0 <= value < math.inf:
             raise ValueError(f"counter {self._name!r}: inc({value!r}): give a number, 0 or more")
@@ -59,6 +60,7 @@ class Gauge(_Metric):
     __slots__ = ()
 
     def set(self, value: float) -> None:
+        """Say what the number is now."""
         number = _number(value)
         if not -math.inf < number < math.inf:
             raise ValueError(f"gauge {self._name!r}: set({number!r}): give a finite number")
@@ -66,14 +68,18 @@ class Gauge(_Metric):
 
 
 class Metrics:
+    """Metrics of a worker process, told with its results and added up for the pool."""
+
     def __init__(self) -> None:
         self._pending: deque[Change] = deque()
         self.redact: Callable[[str], str] = str  # removes secrets of running tasks from labels
 
     def counter(self, name: str, **labels: Any) -> Counter:
+        """Return the counter of this name and these labels."""
         return Counter(self, self._checked(name), self._read(name, labels))
 
     def gauge(self, name: str, **labels: Any) -> Gauge:
+        """Return the gauge of this name and these labels."""
         return Gauge(self, self._checked(name), self._read(name, labels))
 
     def _read(self, name: str, labels: dict[str, Any]) -> Labels:

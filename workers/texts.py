@@ -5,6 +5,8 @@ at all: secrets are removed from messages when they leave the worker, and the be
 would not be recognised there.
 """
 
+from typing import Any
+
 SHOWN_CHARS_MAX = 80
 
 
@@ -24,6 +26,21 @@ def is_plain(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def with_whole_characters(value: Any) -> Any:
+    """Return plain data whose texts UTF-8 can carry: halves of surrogate pairs are replaced."""
+    if isinstance(value, str):
+        return value if is_plain(value) else _whole(value)
+    if isinstance(value, dict):
+        return {
+            with_whole_characters(name): with_whole_characters(each) for name, each in value.items()
+        }
+    return [with_whole_characters(each) for each in value] if isinstance(value, list) else value
+
+
+def _whole(text: str) -> str:
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def shown_whole(value: object, chars_max: int = SHOWN_CHARS_MAX) -> str:

@@ -22,8 +22,8 @@ class AlertStatus(Struct, frozen=True, kw_only=True):
     sent: int = 0  # messages
     failures: int = 0  # attempts
     lost: int = 0  # messages that were given up
-    sent_at: float = 0.0
-    error: str = ""  # of the last attempt, if that failed
+    sent_at: float | None = None
+    error: str = ""  # of the last attempt, if that failed; before the first: why it would
 
 
 class AlertsStatus(Struct, frozen=True, kw_only=True):

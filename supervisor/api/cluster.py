@@ -53,7 +53,7 @@ class ClusterStatus(Struct, frozen=True, kw_only=True):
     attempts: int = 0  # tasks of the cluster that are here
     unconfirmed: int = 0  # ended here, and the database does not know it yet
     restarts: int = 0  # of the sidecar
-    seen_seconds: float = -1.0  # age of what follows; -1: nothing was seen yet
+    seen_seconds: float | None = None  # age of what follows
     nodes: list[ClusterNode] = []
     queue: list[ClusterQueue] = []
     oldest_snapshot_seconds: float = 0.0
@@ -85,13 +85,13 @@ def headline(cluster: ClusterStatus) -> str:
     alive = sum(each.state in ("alive", "draining") for each in cluster.nodes)
     silent = [each.name for each in cluster.nodes if each.state == "silent"]
     if cluster.nodes:
-        old = cluster.seen_seconds > OLD_SECONDS
-        ago = f" {cluster.seen_seconds:.0f} s ago" if old else ""
+        age = cluster.seen_seconds or 0.0
+        ago = f" {age:.0f} s ago" if age > OLD_SECONDS else ""
         parts.append(f"{alive} node{'s' if alive != 1 else ''} alive{ago}")
     if silent:
         shown = ", ".join(silent[:3]) + (" ..." if len(silent) > 3 else "")
         parts.append(f"silent: {shown}")
-    if cluster.seen_seconds >= 0:
+    if cluster.seen_seconds is not None:
         queued = sum(each.tasks for each in cluster.queue if each.state == "queued")
         parts.append(f"{queued} queued")
     if cluster.stalled:

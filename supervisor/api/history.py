@@ -24,6 +24,7 @@ class ChangeItem(Struct, frozen=True, kw_only=True):
     after: Any = None
     cut: bool = False  # one of them is left out, or only the beginning of the result
     pool: str = ""
+    again: bool = False  # it may have been told before
 
 
 class ChangeList(Struct, frozen=True, kw_only=True):

@@ -57,7 +57,7 @@ class MemoryStatus(Struct, frozen=True, kw_only=True):
     sources: list[SourceStatus] = []
     stalled_some: float = 0.0
     stalled_full: float = 0.0
-    age_seconds: float = 0.0  # of these figures
+    age_seconds: float | None = None  # of these figures
     notifications: int = 0  # how often systemd has told that memory is short
     pools: list[PoolMemory] = []
     workers: list[WorkerMemory] = []

@@ -8,7 +8,7 @@ Parameters are given by name, or as a list in the order of the fields below. A r
 is carried out and not answered. A line may also be a batch: a list of requests. One list answers
 the batch when all its requests are done, without those that have no `id`. After the answer to
 `events` the connection is a stream: one JSON object per event, {"dropped": n} where the reader was
-too slow.
+too slow. Before the answer to `debug` it is a dialogue (debugging.py).
 
 Both ends import this module, so it imports msgspec and nothing that takes time to load.
 """
@@ -20,6 +20,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 
 from musterd.ipc.errors import MusterdError
 from musterd.ipc.resilience.policy import POOL_SIZE_MAX
+from musterd.ipc.wire.debugger_messages import DEBUGGER_CHARS_MAX
 from musterd.ipc.wire.messages import (
     NOT_GIVEN,
     SESSION_CHARS_MAX,
@@ -34,24 +35,18 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.ipc.wire.schedule_messages import PUTS_MAX
 from musterd.supervisor.api.alerts import AlertsStatus
+from musterd.supervisor.api.params import NAMES_MAX, Ids, Names, Seconds, SomeNames, TaskState
 
 LINE_BYTES_MAX = 1024 * 1024  # a request is short; big task arguments go through tasks.sock
 ANSWER_BYTES_MAX = 16 * 1024 * 1024  # room for the largest result (8 MiB) written as JSON
 BATCH_MAX = 64  # requests in one line: as many as a connection may leave unanswered
 BATCH_BYTES_MAX = 4 * 1024 * 1024  # of the answers to a batch, kept until all are there
-NAMES_MAX = 1000  # names or ids in one request
 ARTEFACT_PART_BYTES = 512 * 1024  # of one answer, which the loop encodes in a millisecond
 LIST_MAX = 1000  # tasks in one answer, which the loop makes in one turn
-SECONDS_MAX = 10 * 365 * 86400.0  # ten years; a longer timeout is a mistake in the unit
 
 # Codes of JSON-RPC itself, then codes of musterd: small numbers, musterctl's exit codes.
-PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND, INVALID_PARAMS, INTERNAL_ERROR = (
-    -32700,
-    -32600,
-    -32601,
-    -32602,
-    -32603,
-)
+PARSE_ERROR, INVALID_REQUEST, METHOD_NOT_FOUND = -32700, -32600, -32601
+INVALID_PARAMS, INTERNAL_ERROR = -32602, -32603
 FAILED = 1
 NO_SUCH_NAME = 4
 NOT_ALLOWED = 5
@@ -78,11 +73,6 @@ def internal_error() -> RpcError:
 
 
 # -- parameters, one struct per method --------------------------------------------------------
-
-Names = Annotated[list[Name], Meta(max_length=NAMES_MAX)]
-SomeNames = Annotated[list[Name], Meta(min_length=1, max_length=NAMES_MAX)]
-Ids = Annotated[list[Id], Meta(min_length=1, max_length=NAMES_MAX)]
-Seconds = Annotated[float, Meta(ge=0, le=SECONDS_MAX)]
 
 
 class Params(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -184,9 +174,6 @@ class ReadArtefact(Params, frozen=True):
     id: Id
     name: Annotated[str, Meta(min_length=1, max_length=100)]  # as in the answer of tasks.get
     offset: Annotated[int, Meta(ge=0, le=2**40)] = 0
-
-
-TaskState = Literal["queued", "waiting", "running", "succeeded", "failed", "cancelled", "expired"]
 
 
 class ListTasks(Params, frozen=True):
@@ -330,6 +317,22 @@ class Tail(Params, frozen=True):
     follow: bool = False  # true: the connection becomes a stream of their output
 
 
+class Debug(Params, frozen=True):
+    """Debug a task that waits at a breakpoint."""
+
+    names: Names = []  # of slots, one of which has such a task; none: all
+
+
+class DebugLine(Params, frozen=True):
+    """Type a line for the debugger of this connection; null: leave it."""
+
+    line: Annotated[str, Meta(max_length=DEBUGGER_CHARS_MAX)] | None
+
+
+class DebugInterrupt(Params, frozen=True):
+    """Stop the code that is debugged on this connection."""
+
+
 class Reread(Params, frozen=True):
     """Tell what a reload would change."""
 
@@ -337,6 +340,7 @@ class Reread(Params, frozen=True):
 class Reload(Params, frozen=True):
     names: Names = []  # pools whose workers are replaced in any case
     no_block: bool = False
+    code: bool = False  # replace also the workers of pools whose code on disk is newer
 
 
 class Update(Params, frozen=True):
@@ -429,6 +433,9 @@ METHODS: dict[str, type[Params]] = {
     "history": ShowHistory,
     "tail": Tail,
     "events": Events,
+    "debug": Debug,
+    "debug.line": DebugLine,
+    "debug.interrupt": DebugInterrupt,
     "reread": Reread,
     "reload": Reload,
     "update": Update,
@@ -455,7 +462,7 @@ class Request(Struct, frozen=True):
     id: RequestId | UnsetType = UNSET  # unset: a notification, never answered
 
 
-class ErrorBody(Struct, frozen=True, omit_defaults=True):
+class ErrorBody(Struct, frozen=True):
     code: int
     message: str
     data: Any = None

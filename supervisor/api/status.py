@@ -1,7 +1,8 @@
 """Answers of control.sock as structs: the daemon fills them, musterctl shows them.
 
-They become JSON for people and scripts, so fields are whole words and durations are seconds. Fields
-are added, and never renamed.
+They become JSON for people and scripts, so fields are whole words, durations are seconds, and every
+field is always there: null is a moment that has not been, or never will be. Fields are added, and
+never renamed. docs/musterctl.schema.json describes them: see ctl/json_schema.py.
 """
 
 from fnmatch import fnmatchcase
@@ -47,6 +48,7 @@ class WorkerStatus(Struct, frozen=True, kw_only=True):
     tasks_done: int = 0
     reason: str = ""  # for BACKOFF, FATAL or STOPPED
     halt: str = ""  # "paused" or "drained": it gets no tasks until it is resumed
+    debug: str = ""  # where its task waits for a debugger, or who debugs it
     output: str = ""  # the last output of the worker that was lost
 
 
@@ -88,6 +90,7 @@ class PoolStatus(Struct, frozen=True, kw_only=True):
     held: str = ""  # why the pool does not grow although it should
     workers: list[WorkerStatus] = []
     leaving: list[WorkerStatus] = []  # recycled workers that still end their last task
+    tasks: list[str] = []  # names of its tasks: "parser.extract"; none before its class is loaded
 
 
 class WebStatus(Struct, frozen=True, kw_only=True):
@@ -167,11 +170,20 @@ class PoolReload(Struct, frozen=True):
     stranded: int = 0  # tasks of a removed pool that stay in the store
 
 
+class NewerCode(Struct, frozen=True, kw_only=True):
+    """What has changed on disk since the workers of a pool were made of it."""
+
+    pool: str
+    files: list[str] = []  # of code: workers import it when the pool is reloaded
+    secrets: list[str] = []  # files of its secrets_dir: each task reads them
+
+
 class ReloadResult(Struct, frozen=True):
     changes: list[KeyChange] = []
     pools: list[PoolReload] = []
     restart: list[str] = []  # keys that keep their old values until the daemon is restarted
     done: bool = True
+    newer: list[NewerCode] = []  # as it was before the reload
 
 
 class CommandResult(Struct, frozen=True, kw_only=True):
@@ -179,6 +191,7 @@ class CommandResult(Struct, frozen=True, kw_only=True):
 
     slots: list[SlotResult] = []
     done: bool = True  # false: accepted; the caller did not wait for the outcome
+    newer: list[NewerCode] = []  # of a restart, which does not import code anew
 
 
 class SlotPid(Struct, frozen=True):
@@ -197,16 +210,17 @@ class VersionResult(Struct, frozen=True, kw_only=True):
     python: str = ""
 
 
-class TaskFailure(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TaskFailure(Struct, frozen=True, kw_only=True):
     kind: str
     type: str = ""
     message: str = ""
     traceback: str = ""
-    status: int = 0
+    status: int = 0  # HTTP
     retry_after: float = 0.0
+    unwell: bool = False  # circuit breakers count it: the site is unwell
 
 
-class AttemptStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class AttemptStatus(Struct, frozen=True, kw_only=True):
     """An attempt that failed."""
 
     attempt: int
@@ -228,21 +242,21 @@ class ArtefactList(Struct, frozen=True, kw_only=True):
     artefacts: list[ArtefactStatus]
 
 
-class TaskStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class TaskStatus(Struct, frozen=True, kw_only=True):
     """One task; the answer to a submit without `wait` has little more than `id` and `state`."""
 
     id: str
     name: str
     state: str
     priority: str = ""
-    args: Any = None  # a secret is {"$secret": NAME}
+    args: Any = None  # a secret is {"$secret": NAME}; null in lists
     target: str = ""
     attempt: int = 0
     crashes: int = 0
     worker: str = ""
     node: str = ""  # of a cluster: the machine that has claimed it
-    submitted_at: float = 0.0
-    finished_at: float = 0.0
+    submitted_at: float | None = None
+    finished_at: float | None = None  # null: it has not ended
     run_seconds: float = 0.0
     policy: str = ""
     waits_for: str = ""
@@ -294,14 +308,14 @@ class CacheResult(Struct, frozen=True, kw_only=True):
 
 
 class ScheduleStatus(Struct, frozen=True, kw_only=True):
-    """One schedule; times are seconds of wall-clock time, 0 for none."""
+    """One schedule; times are seconds of wall-clock time."""
 
     name: str
     state: str  # "active", "paused", "disabled", "unusable"
     task: str
     when: str  # as written: "every 5m", "*/5 * * * * (Europe/Berlin)"
-    next_at: float = 0.0
-    last_at: float = 0.0  # the due time of its newest run
+    next_at: float | None = None  # null: no further run
+    last_at: float | None = None  # the due time of its newest run
     last_task: str = ""
     last_state: str = ""
     runs: int = 0
@@ -374,7 +388,7 @@ class TailResult(Struct, frozen=True, kw_only=True):
 class BreakerStatus(Struct, frozen=True, kw_only=True):
     target: str
     state: str  # closed, open, half-open, forced-open, disabled
-    open_seconds: float = 0.0  # how much longer it stays open
+    open_seconds: float | None = 0.0  # how much longer it stays open; null: until it is closed
     failures: int = 0  # consecutive; while open, those that opened it
     reopenings: int = 0
     running: int = 0  # tasks of this target that run
@@ -398,8 +412,8 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
     kept: bool = False
     site: str = ""  # of the first cookie
     bytes: int = 0  # encrypted
-    login_seconds: float = 0.0  # since the last login; 0: there was none
-    saved_seconds: float = 0.0  # since it was saved last
+    login_seconds: float | None = None  # since the last login
+    saved_seconds: float | None = None  # since it was saved last
     running: int = 0  # tasks that use it
     waiting: int = 0  # tasks that wait for it
     problem: str = ""
@@ -411,6 +425,29 @@ class SessionStatus(Struct, frozen=True, kw_only=True):
 
 class SessionList(Struct, frozen=True, kw_only=True):
     sessions: list[SessionStatus]
+
+
+def session_kept(status: SessionStatus, kept: bytes | None, wall_ns: int) -> SessionStatus:
+    """Return a status with what can be read of a kept session without its key."""
+    from musterd.ipc.secrets.sessions import Unreadable, read_head  # slow to load for musterctl
+
+    if kept is None:
+        return structs.replace(status, kept=False, bytes=0)
+    known = structs.replace(status, kept=True, bytes=len(kept))
+    try:
+        head = read_head(kept)
+    except Unreadable as error:
+        return structs.replace(known, problem=str(error))
+    return structs.replace(
+        known,
+        site=head.site,
+        login_seconds=_since(head.login_wall_ns, wall_ns),
+        saved_seconds=_since(head.saved_wall_ns, wall_ns),
+    )
+
+
+def _since(then_ns: int, now_ns: int) -> float | None:
+    return max(0.0, (now_ns - then_ns) / 1e9) if then_ns else None
 
 
 def task_status(view: TaskView, *, with_value: bool = True) -> TaskStatus:
@@ -425,7 +462,15 @@ def task_status(view: TaskView, *, with_value: bool = True) -> TaskStatus:
         )
         for each in view.attempts
     ]
-    return TaskStatus(**fields, args=args, failure=failure, value=value, attempts=attempts)
+    return TaskStatus(
+        **fields,
+        submitted_at=view.submitted_at or None,
+        finished_at=view.finished_at or None,
+        args=args,
+        failure=failure,
+        value=value,
+        attempts=attempts,
+    )
 
 
 def _failure(told: Failure) -> TaskFailure:
@@ -436,13 +481,14 @@ def _failure(told: Failure) -> TaskFailure:
         traceback=told.traceback,
         status=told.status,
         retry_after=told.retry_after_ns / 1e9,
+        unwell=told.unwell,
     )
 
 
 _SAME_FIELDS = tuple(
     name
     for name in TaskView.__struct_fields__
-    if name not in ("args", "attempts", "failure", "value")
+    if name not in ("args", "attempts", "failure", "value", "submitted_at", "finished_at")
 )
 
 

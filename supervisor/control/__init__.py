@@ -3,8 +3,8 @@
 `server` owns the connections, `access` says who may ask what. `commands` turn a method into an
 event for the core or a request to the store; `answers` keeps what is answered later.
 
-May import: api, core.model, core.tasks, ipc.secrets, ipc.wire, log, service, settings, shell,
-sockets, store, views.
+May import: api, core.model, core.tasks, ipc.wire, log, service, settings, shell, sockets, store,
+views.
 Not for: deciding (core), wording of the answers' structs (api), tasks.sock and workers.sock
 (sockets).
 """

@@ -81,6 +81,35 @@ class Pending:
         self.abandon()
 
 
+class Dialogue(Pending):
+    """A request whose connection is a dialogue until it is answered.
+
+    The connection sends `opening`, then what is given to say(); `heard` gets what the caller says.
+    """
+
+    __slots__ = ("_send", "heard", "opening")
+
+    def __init__(
+        self,
+        opening: Struct,
+        heard: Callable[[Struct], None],
+        on_abandoned: Callable[[], object],
+        last_answer: object = _SHUTTING_DOWN,
+    ) -> None:
+        super().__init__(on_abandoned, last_answer)
+        self.opening = opening
+        self.heard = heard
+        self._send: Callable[[Struct], None] | None = None
+
+    def begin(self, send: Callable[[Struct], None]) -> None:
+        self._send = send
+        send(self.opening)
+
+    def say(self, what: Struct) -> None:
+        if self._send is not None and not self.abandoned:
+            self._send(what)
+
+
 class CoreRequest(Struct, frozen=True, eq=False):
     """What is done with the core's answers to one request."""
 

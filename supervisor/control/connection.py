@@ -8,7 +8,7 @@ from msgspec import Struct
 
 from musterd.supervisor.api.rpc import ANSWER_BYTES_MAX, BATCH_BYTES_MAX, LINE_BYTES_MAX
 from musterd.supervisor.control.access import Admitted
-from musterd.supervisor.control.answers import Pending
+from musterd.supervisor.control.answers import Dialogue, Pending
 
 OUTPUT_PAUSE_BYTES = 64 * 1024  # a caller with more than this unread is not read any more
 OUTPUT_BYTES_MAX = 2 * ANSWER_BYTES_MAX  # two of the longest answers; beyond, a caller is dropped
@@ -52,6 +52,7 @@ class Connection:
         self.searched = 0  # no newline before this position: each byte is searched once
         self.output = bytearray()
         self.pending: dict[Pending, None] = {}
+        self.dialogue: Dialogue | None = None  # one of `pending`
         self.batch: Batch | None = None  # the batch that is being answered
         self.half_since_ns: int | None = None  # when an incomplete line was first seen
         self.stuck_since_ns: int | None = None  # when the caller last stopped taking output

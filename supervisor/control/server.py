@@ -25,7 +25,7 @@ from msgspec import Struct, UnsetType
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.rpc import LINE_BYTES_MAX, Params, RequestId, RpcError
 from musterd.supervisor.control.access import Access, Rank
-from musterd.supervisor.control.answers import Pending
+from musterd.supervisor.control.answers import Dialogue, Pending
 from musterd.supervisor.control.connection import (
     OUTPUT_BYTES_MAX,
     OUTPUT_PAUSE_BYTES,
@@ -341,11 +341,11 @@ class ControlServer:
             self._check_room(connection)
             self._access.check(connection.admitted, method)
             params = rpc.decode_params(method, request.params)
-            if batch is not None and isinstance(params, rpc.Events | rpc.Tail) and params.follow:
-                raise RpcError(
-                    rpc.INVALID_REQUEST,
-                    f"{method} makes the connection a stream: ask for it outside of a batch",
-                )
+            if batch is not None:
+                _check_member(method, params)
+            if isinstance(params, rpc.DebugLine | rpc.DebugInterrupt):
+                self._answer(connection, request_id, _heard(connection, params), batch)
+                return
             if isinstance(params, rpc.Events):
                 if params.names:
                     # Raises if there are no such names.
@@ -364,6 +364,8 @@ class ControlServer:
             reply = rpc.internal_error()
         if isinstance(reply, Pending):
             self._await(connection, request_id, reply, batch)
+            if isinstance(reply, Dialogue) and reply in connection.pending:
+                self._talk(connection, reply)
         else:
             self._answer(connection, request_id, reply, batch)
 
@@ -389,11 +391,17 @@ class ControlServer:
 
         def deliver(outcome: object) -> None:
             connection.pending.pop(pending, None)
+            if connection.dialogue is pending:
+                connection.dialogue = None
             self._answer(connection, request_id, outcome, batch)
             if not connection.closed:
                 self._settle(connection)  # a half-closed caller may wait for nothing else
 
         pending.bind(deliver)
+
+    def _talk(self, connection: Connection, dialogue: Dialogue) -> None:
+        connection.dialogue = dialogue
+        dialogue.begin(lambda what: self._send(connection, _encode(what) + b"\n"))
 
     def _answer(
         self,
@@ -469,6 +477,25 @@ class ControlServer:
             return
         log.warning("%s (%d more since the last warning)", message, self._unwarned)
         self._warned_ns, self._unwarned = now_ns, 0
+
+
+def _check_member(method: str, params: Params) -> None:
+    """Raise RpcError for a member of a batch that needs a connection for itself."""
+    stream = isinstance(params, rpc.Events | rpc.Tail) and params.follow
+    if stream or isinstance(params, rpc.Debug):
+        what = "stream" if stream else "dialogue"
+        raise RpcError(
+            rpc.INVALID_REQUEST,
+            f"{method} makes the connection a {what}: ask for it outside of a batch",
+        )
+
+
+def _heard(connection: Connection, params: Params) -> object:
+    """Tell the dialogue of this connection what its caller says."""
+    if connection.dialogue is None:
+        return RpcError(rpc.INVALID_REQUEST, "nothing is debugged on this connection: send debug")
+    connection.dialogue.heard(params)
+    return True
 
 
 def _line(request_id: RequestId, outcome: object) -> bytes:

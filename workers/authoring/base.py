@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args, overload
 import msgspec
 from msgspec import Struct
 
+from musterd.ipc.signatures import TASK_ATTRIBUTE
 from musterd.ipc.wire.artefacts import ATTACHED_BYTES_MAX
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
@@ -41,7 +42,6 @@ TIMEOUT_SECONDS_MAX = 30 * 24 * 3600.0  # a month: more is a mistake in the unit
 
 LOCK_SECONDS = 5.0  # work that needs a lock for longer should not hold one
 
-TASK_ATTRIBUTE = "__musterd_task__"
 NO_FETCHING = Fetching()
 
 F = TypeVar("F", bound=Callable[..., Any])

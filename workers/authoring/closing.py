@@ -10,15 +10,14 @@ then CloseTimeout is raised in it and the next one runs.
 """
 
 import logging
-import signal
 from collections.abc import Callable
-from time import monotonic
 from types import FrameType
 from typing import Any, TypeVar
 
 from msgspec import Struct
 
 from musterd.workers.authoring import forks
+from musterd.workers.authoring.clock import Clock, SystemClock
 
 CALLBACKS_MAX = 1000  # more are registered by mistake, once for each task
 # Of the time the supervisor gives us: results and the end of the interpreter need some of it too.
@@ -77,15 +76,26 @@ def count() -> int:
     return len(_registered)
 
 
+def exchange(callbacks: list[Callback]) -> list[Callback]:
+    """Register these functions in place of all others; return the others."""
+    others = _registered[:]
+    _registered[:] = callbacks
+    return others
+
+
 class Closing:
     """Run registered functions, each for its share of the time."""
 
-    def __init__(self, await_: Await, budget_ns: int) -> None:
+    def __init__(self, await_: Await, budget_ns: int, clock: Clock | None = None) -> None:
         self._await = await_
+        self._clock = clock or SystemClock()
         budget = budget_ns / 1e9 * USABLE_SHARE if budget_ns else BUDGET_SECONDS * USABLE_SHARE
-        self._end = monotonic() + max(budget, BUDGET_SECONDS_MIN)
+        self._end = self._now() + max(budget, BUDGET_SECONDS_MIN)
         self._window = False  # whether a clean-up's code runs
-        signal.signal(signal.SIGALRM, self._time_is_over)
+        self._clock.on_alarm(self._time_is_over)
+
+    def _now(self) -> float:
+        return self._clock.now_ns() / 1e9
 
     def run(self, *, since: int, close: Callable[[], Any] | None) -> BaseException | None:
         """Run all, those before number `since` after close(); return the error of close()."""
@@ -96,7 +106,7 @@ class Closing:
             steps += [Callback(close, (), {}), *earlier[::-1]]
         problem: BaseException | None = None
         for number, step in enumerate(steps):
-            share = (self._end - monotonic()) / (len(steps) - number)
+            share = (self._end - self._now()) / (len(steps) - number)
             error = self._try(step, max(share, BUDGET_SECONDS_MIN))
             if error is None:
                 continue
@@ -104,18 +114,18 @@ class Closing:
                 problem = error
             else:
                 log.error("clean-up %s failed", step.name, exc_info=error)
-        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        self._clock.on_alarm(None)
         return problem
 
     def _try(self, step: Callback, seconds: float) -> BaseException | None:
         try:
             try:
                 self._window = True
-                signal.setitimer(signal.ITIMER_REAL, seconds)
+                self._clock.set_alarm(seconds)
                 self._await(step())
             finally:
                 self._window = False
-                signal.setitimer(signal.ITIMER_REAL, 0)
+                self._clock.set_alarm(0)
             forks.leave_if_child()
         except CloseTimeout:
             return CloseTimeout(f"{step.name} took longer than its share of {seconds:.1f} s")

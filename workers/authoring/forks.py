@@ -19,11 +19,16 @@ log = logging.getLogger("musterd.worker")
 EXIT_FAILED = 1
 
 _child = False
+_watching = False
 
 
 def watch() -> None:
-    """Notice forks from now on; called once in each worker."""
-    os.register_at_fork(after_in_child=_forked)
+    """Take this process for the worker, and its forks from now on for none."""
+    global _child, _watching
+    _child = False
+    if not _watching:  # a hook cannot be taken back
+        os.register_at_fork(after_in_child=_forked)
+        _watching = True
 
 
 def _forked() -> None:

@@ -22,6 +22,8 @@ _CALL = "ctx.lock()"
 
 
 class SharedLock:
+    """Lock of `ctx.lock()`, for `with` and `async with`; the end of the task gives it back, too."""
+
     def __init__(self, channel: "RequestChannel", lease: Lease, name: str, timeout: float) -> None:
         if not isinstance(name, str) or not 1 <= len(name) <= NAME_CHARS_MAX or not is_plain(name):
             raise ValueError(

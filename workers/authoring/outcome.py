@@ -1,14 +1,17 @@
 """Outcome of an attempt: its result as bytes, or its failure in words."""
 
 import logging
+import os
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
+from musterd.ipc.signatures import misfit
 from musterd.ipc.wire.codec import find_fault, nests_too_deeply
 from musterd.ipc.wire.messages import (
     CANCEL,
@@ -45,7 +48,11 @@ CHAIN_LENGTH_MAX = 64  # causes of a cause; a chain can be made a ring by hand
 
 UNWELL_STATUSES = frozenset((408, 425, 429))  # besides all from 500
 
-RUNTIME_MODULES = ("musterd.workers.runtime.run", "musterd.workers.runtime.interrupts")
+# Code around a handler, and below what it calls: a traceback leaves out its lines.
+_OURS = Path(__file__).absolute().parents[2]
+RUNTIME_CODE = tuple(
+    f"{_OURS / room}{os.sep}" for room in ("workers/runtime", "workers/authoring", "ipc/wire")
+)
 
 
 log = logging.getLogger("musterd.worker")
@@ -119,7 +126,7 @@ def _parts(path: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def invalid(signature: str, error: BaseException, redact: Callable[[str], str] = str) -> Failure:
     """Return the failure for arguments that do not fit the handler."""
-    message = redact(f"the arguments do not fit {signature}: {_text(error)}")
+    message = redact(misfit(signature, _text(error)))
     return Failure(INVALID, "musterd.InvalidTask", plain_text(message, MESSAGE_CHARS_MAX))
 
 
@@ -184,7 +191,7 @@ def _failure(attempt: FailedAttempt, redact: Callable[[str], str]) -> tuple[Fail
         kind=kind,
         type=_type_name(type(cause)),
         message=plain_text(redact(_text(cause)), MESSAGE_CHARS_MAX),
-        traceback=_tail(redact(_traceback(error)), TRACEBACK_CHARS_MAX),
+        traceback=_tail(redact(shown_traceback(error)), TRACEBACK_CHARS_MAX),
         status=_status(error),
         retry_after_ns=_wait_ns(_attribute(error, "retry_after")),
         unwell=kind != CANCEL and _site_unwell(error, cause, attempt.lease.counts),
@@ -286,12 +293,18 @@ def _chain(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _traceback(error: BaseException) -> str:
-    """Return the traceback as Python prints it, without the runtime's frames at its start."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_frame.f_globals.get("__name__") in RUNTIME_MODULES:
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
+def shown_traceback(error: BaseException) -> str:
+    """Return the traceback as Python prints it, without the runtime's frames."""
+    shown = traceback.TracebackException.from_exception(error)
+    waiting = [shown]
+    for _ in range(CHAIN_LENGTH_MAX):
+        if not waiting:
+            break
+        each = waiting.pop()
+        each.stack[:] = [f for f in each.stack if not f.filename.startswith(RUNTIME_CODE)]
+        waiting += [part for part in (each.__cause__, each.__context__) if part is not None]
+        waiting += each.exceptions or ()
+    return "".join(shown.format())
 
 
 def _tail(text: str, chars_max: int) -> str:

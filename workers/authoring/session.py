@@ -19,6 +19,7 @@ import functools
 import importlib
 import inspect
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from musterd.ipc.errors import LoggedOut, SessionError
 from musterd.ipc.secrets import sessions as sealing
@@ -54,6 +56,7 @@ COOKIES_MAX = 1000
 ORIGINS_MAX = 100  # with local storage
 LOGIN_SECONDS = 300.0  # for the login of another task; the task's own timeout comes first
 SAVE_AGAIN_NS = DAY_NS  # an unchanged session is saved so often, so that it is kept on
+EXPIRES_MAX = 253_402_300_799.0  # the end of 9999: dates in HTTP and browsers know no later one
 HIDDEN_CHARS_MIN = 16  # of a value that is kept out of logs: shorter ones occur by chance
 
 log = logging.getLogger("musterd.task")
@@ -75,9 +78,22 @@ class Cookie(Struct, frozen=True, kw_only=True):
     http_only: bool = False
     same_site: str = ""  # "Strict", "Lax", "None" or ""
 
+    def __post_init__(self) -> None:
+        # Sites choose how long a cookie lasts; browsers' tools write -1 for "when the site says".
+        if self.expires > EXPIRES_MAX:
+            force_setattr(self, "expires", EXPIRES_MAX)
+        elif self.expires == -1 or math.isnan(self.expires):
+            force_setattr(self, "expires", 0.0)
+
     @property
     def host(self) -> str:
+        """Domain without the dot before it."""
         return self.domain.lstrip(".")
+
+    @property
+    def place(self) -> tuple[str, str, str]:
+        """What tells cookies apart: another one with the same takes its place."""
+        return self.name, self.domain.lower(), self.path
 
 
 class _Data(Struct, frozen=True):
@@ -92,7 +108,11 @@ _decode = msgspec.msgpack.Decoder(_Data).decode
 
 
 class Session:
-    """A session in the hands of one attempt. Of blocks inside each other the outermost counts."""
+    """A session in the hands of one attempt. Of blocks inside each other the outermost counts.
+
+    `name` is its name, `ctx` the task's context. `cookies` is a list of Cookie, and `storage` has
+    the local storage of each site: {"https://shop.example": {"token": "..."}}.
+    """
 
     def __init__(
         self, channel: "RequestChannel", lease: Lease, rule: SessionRule, ctx: Context
@@ -122,9 +142,7 @@ class Session:
     def set_cookie(self, name: str, value: str, domain: str, **fields: Any) -> None:
         """Add a cookie, in place of one with the same name, domain and path."""
         made = Cookie(name=name, value=value, domain=domain, **fields)
-        same = (made.name, made.domain, made.path)
-        others = [each for each in self.cookies if (each.name, each.domain, each.path) != same]
-        self.cookies = [*others, made]
+        self.cookies = [*(each for each in self.cookies if each.place != made.place), made]
 
     def clear(self) -> None:
         """Forget cookies and storage; what is kept follows with the next save."""
@@ -260,6 +278,8 @@ class Session:
         except (Unreadable, msgspec.DecodeError, UnicodeDecodeError) as error:
             self._unreadable(error)
             return
+        if sealed.login_wall_ns > self._login_ns:
+            self._logged_out = False  # somebody has logged in since this attempt found out
         self.cookies, self.storage = list(data.cookies), {**data.storage}
         self._kept, self._login_ns, self._saved_ns = (
             plain,
@@ -293,7 +313,11 @@ class Session:
                 f"{len(data.storage)} sites, over the limits of {COOKIES_MAX} and {ORIGINS_MAX}; "
                 f"name those to keep: [sessions.{self.name}] sites = [...]"
             )
-        plain = _encode(data)
+        try:
+            plain = _encode(data)
+            _decode(plain)
+        except (TypeError, ValueError, RecursionError) as error:  # a handler put it there
+            raise UnusableSession(f"session {self.name!r} cannot be kept: {error}") from None
         if len(plain) > SESSION_BYTES_MAX:
             raise UnusableSession(
                 f"session {self.name!r} has {len(plain)} bytes, over the limit of "
@@ -312,7 +336,7 @@ class Session:
         storage = {
             origin: values
             for origin, values in sorted(self.storage.items())
-            if values and _is_of(origin.partition("://")[2].partition(":")[0], sites)
+            if values and _is_of(_host_of(origin), sites)
         }
         return cookies, storage
 
@@ -324,7 +348,7 @@ class Session:
             plain,
             login_ns=self._login_ns,
             saved_ns=self._saved_ns,
-            site=self.cookies[0].host if self.cookies else next(iter(self.storage), ""),
+            site=self.cookies[0].host if self.cookies else _host_of(next(iter(self.storage), "")),
         )
         number, keep_ns = self._channel.number(), self._rule.keep_ns
         return SaveState(number, self._key, value, keep_ns, self._lease.lease)
@@ -403,14 +427,14 @@ class Session:
 
     def _somebody_has(self, kept: bytes | None) -> bool:
         """Take over the login of another task that came first."""
-        if kept is None or not self._is_older(kept):
-            self._say(logging.INFO, "logs in")
-            self._logins += 1
-            self._logged_out = False  # a login may enter the session itself
-            return False
-        self._load(kept)
-        self._logged_out = False
-        return True
+        if kept is not None and self._is_older(kept):
+            self._load(kept)
+            if not self._is_older(kept):  # it could be opened
+                return True
+        self._say(logging.INFO, "logs in")
+        self._logins += 1
+        self._logged_out = False  # a login may enter the session itself
+        return False
 
     def _login_function(self) -> Callable[..., Any]:
         module, _, name = self._rule.login.partition(":")
@@ -457,6 +481,7 @@ def open_session(
             f"there is no session {name!r} for pool {channel.worker.pool!r}: add [sessions.{name}] "
             f"to the configuration, and {name!r} to the pool's key sessions"
         )
+    _key(name)  # first: without one nothing could be kept, and each task would log in anew
     return Session(channel, lease, rule, ctx)
 
 
@@ -504,6 +529,10 @@ def _key(name: str) -> bytes:
     except SessionError as error:
         raise UnusableSession(str(error)) from None
     return access.key
+
+
+def _host_of(origin: str) -> str:
+    return origin.partition("://")[2].partition(":")[0]
 
 
 def _is_of(host: str, sites: tuple[str, ...]) -> bool:

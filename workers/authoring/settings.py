@@ -38,8 +38,25 @@ def use(
     artefacts: bytes = b"",
 ) -> None:
     """Replace the settings; 0 means the default."""
+    exchange(made(threads, cache_seconds, cache_entries, sessions, artefacts))
+
+
+def exchange(new: Settings) -> Settings:
+    """Use these settings; return the former ones."""
     global _settings
-    _settings = Settings(
+    former, _settings = _settings, new
+    return former
+
+
+def made(
+    threads: dict[str, int],
+    cache_seconds: float,
+    cache_entries: int,
+    sessions: bytes = b"",
+    artefacts: bytes = b"",
+) -> Settings:
+    """Return the settings that a worker is told; 0 means the default."""
+    return Settings(
         threads,
         cache_seconds or CACHE_SECONDS,
         cache_entries or CACHE_ENTRIES,

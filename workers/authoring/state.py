@@ -52,6 +52,9 @@ _HEADS = {False: b"\x92\xc2", True: b"\x92\xc3"}
 
 
 class OperationState:
+    """State of `ctx.state`: of this operation (the task's name and arguments), or of a key of the
+    pool. The methods with an `a` are for async handlers."""
+
     def __init__(self, channel: "RequestChannel", lease: Lease) -> None:
         self._channel = channel
         self._lease = lease
@@ -81,6 +84,7 @@ class OperationState:
         self._saved(question, answer, False)
 
     async def aload(self, key: str | None = None, default: Any = None) -> Any:
+        """Return the value saved last, or `default`."""
         question = LoadState(self._channel.number(), self._key(key), self._lease.lease)
         answer = await self._channel.ask_async(self._lease, "ctx.state.aload()", question)
         return self._loaded(question, answer, default)
@@ -88,11 +92,13 @@ class OperationState:
     async def asave(
         self, value: Any, key: str | None = None, ttl: float | None = None, *, keep: bool = False
     ) -> None:
+        """Keep the value as save() does."""
         question = self._to_save(value, key, ttl, keep)
         answer = await self._channel.ask_async(self._lease, "ctx.state.asave()", question)
         self._saved(question, answer, keep)
 
     async def aclear(self, key: str | None = None) -> None:
+        """Forget the state."""
         question = self._to_clear(key)
         answer = await self._channel.ask_async(self._lease, "ctx.state.aclear()", question)
         self._saved(question, answer, False)

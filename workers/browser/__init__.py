@@ -11,7 +11,7 @@
 
 Importing this package starts no process and no thread: a fork server may fork after it.
 
-May import: ipc.errors, workers.authoring, workers.metrics, workers.pages.
+May import: ipc.errors, workers.authoring, workers.metrics, workers.pages, workers.texts.
 Not for: plain fetching (workers/pages).
 """
 

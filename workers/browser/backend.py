@@ -1,8 +1,10 @@
 """Interface of a browser and its pages, however it is driven, and the settings of one page."""
 
 import asyncio
+import logging
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +16,13 @@ from msgspec import Meta, Struct
 from musterd.ipc.errors import ProxyFailed
 from musterd.workers.authoring.session import ORIGINS_MAX, Session
 from musterd.workers.authoring.session import Cookie as SessionCookie
-from musterd.workers.browser.errors import BrowserError, ScriptFailed
+from musterd.workers.browser.errors import (
+    LOST,
+    BrowserError,
+    PageClosed,
+    PageCrashed,
+    ScriptFailed,
+)
 from musterd.workers.pages.http import (
     PROXY_LOGIN,
     SCHEMES,
@@ -26,6 +34,8 @@ from musterd.workers.pages.http import (
     shown_url,
     status_error,
 )
+
+log = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05  # between two looks for a selector
 HAS_BODY = "!!document.body"
@@ -318,6 +328,7 @@ class Page(ABC):
     raw: Any  # Playwright's Page, or the Session of our own client
     console: Console  # empty where the backend does not listen
     origins: set[str]  # of the documents that the page has shown
+    _refused: Sequence[SessionCookie] = ()  # cookies of its session that Chromium does not take
     leave_at = math.inf  # when its task leaves it, in seconds of time.monotonic()
     characters_max = 0  # of a document: one that cannot be within it is not loaded; 0: any
 
@@ -416,7 +427,12 @@ class Page(ABC):
     async def put_session(self, session: Session) -> None:
         """Fill a fresh page with the cookies and the local storage of a session."""
         if session.cookies:
-            await self.set_cookies([_written(each) for each in session.cookies])
+            await self._put_cookies(session.cookies)
+            there = {_read(each).place for each in await self.get_cookies()}
+            self._refused = [each for each in session.cookies if each.place not in there]
+            if self._refused:
+                names = ", ".join(each.name for each in self._refused)
+                log.debug("session %s: the browser refuses its cookies %s", session.name, names)
         if session.storage:
             async with self.blank():
                 for origin, values in session.storage.items():
@@ -425,18 +441,38 @@ class Page(ABC):
                 await self.goto(NO_PAGE)
         self.origins.clear()
 
+    async def _put_cookies(self, cookies: list[SessionCookie]) -> None:
+        """Set those cookies of a session that Chromium takes. It takes all at once or none, and may
+        refuse what other clients take of a site: `__Host-` without Secure, for example."""
+        try:
+            await self.set_cookies([_written(each) for each in cookies])
+        except (*LOST, PageCrashed, PageClosed):
+            raise
+        except BrowserError:
+            if half := len(cookies) // 2:
+                await self._put_cookies(cookies[:half])
+                await self._put_cookies(cookies[half:])
+
     async def take_session(self, session: Session) -> None:
         """Take cookies and local storage out of the page, which shows nothing any more."""
         shown = await self.evaluate("location.origin")
         origins = {each for each in (*self.origins, *session.storage, shown) if "://" in each}
-        storage = {shown: await self.evaluate(_STORED)} if shown in origins else {}
+        storage = {shown: await self._stored()} if shown in origins else {}
         if others := sorted(origins - {shown})[:ORIGINS_MAX]:
             async with self.blank():
                 for origin in others:
                     await self.goto(f"{origin}/")
-                    storage[origin] = await self.evaluate(_STORED)
+                    storage[origin] = await self._stored()
         session.storage = {origin: values for origin, values in storage.items() if values}
-        session.cookies = [_read(each) for each in await self.get_cookies()]
+        cookies = [_read(each) for each in await self.get_cookies()]
+        taken = {each.place for each in cookies}
+        session.cookies = [*cookies, *(each for each in self._refused if each.place not in taken)]
+
+    async def _stored(self) -> dict[str, str]:
+        """Return the texts in the document's local storage, or in what it has put in its place."""
+        found = await self.evaluate(_STORED)
+        entries = found.items() if isinstance(found, dict) else ()
+        return {name: text for name, text in entries if isinstance(text, str)}
 
     async def snapshot(self, characters_max: int) -> Rendered:
         """Return the document with its title and address; PageTooLarge over the limit."""

@@ -15,6 +15,7 @@ never waits forever unless it was asked to.
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,11 +25,29 @@ from musterd.workers.browser.errors import BrowserDied, BrowserError, BrowserStu
 
 COMMAND_SECONDS = 10.0  # commands that do not depend on a site take milliseconds
 MESSAGE_BYTES_MAX = 256 * 1024 * 1024  # Chromium's own limit of one message
+# What a page says, of which a line is kept at most: longer messages are dropped as they come.
+SAID_BYTES_MAX = 1024 * 1024
+SAID = (
+    b'{"method":"Runtime.consoleAPICalled"',
+    b'{"method":"Runtime.exceptionThrown"',
+    b'{"method":"Log.entryAdded"',
+)
 UNSENT_BYTES_MAX = 16 * 1024 * 1024  # a browser that reads nothing must not fill our memory
 END = b"\0"
 
+# What follows a backslash in JSON: a pair of surrogates, half of a pair, or anything else.
+_ESCAPED = re.compile(
+    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(?P<half>u[dD][89a-fA-F]..)|.)", re.DOTALL
+)
+REPLACEMENT = rb"\ufffd"
+
 log = logging.getLogger(__name__)
 Handler = Callable[[dict[str, Any]], None]
+
+
+def _without_halves(escaped: "re.Match[bytes]") -> bytes:
+    """Replace half of a character, which a page may have anywhere: UTF-8 cannot carry it."""
+    return REPLACEMENT if escaped["half"] else escaped[0]
 
 
 class ProtocolFailure(msgspec.Struct, frozen=True):
@@ -93,6 +112,7 @@ class Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._searched = 0  # bytes of the buffer known to hold no END
+        self._drops = False  # what comes, until the next END
         self._decode = msgspec.json.Decoder(Incoming).decode
         self._encode = msgspec.json.Encoder().encode
         self._last = 0
@@ -185,7 +205,17 @@ class Connection(asyncio.Protocol):
 
     # -- what the event loop calls -------------------------------------------------------------
 
+    @property
+    def held_bytes(self) -> int:
+        """Return how much of a message has come."""
+        return len(self._buffer)
+
     def data_received(self, data: bytes) -> None:
+        if self._drops:
+            _, end, data = data.partition(END)
+            if not end:
+                return
+            self._drops = False
         self._buffer += data
         while (at := self._buffer.find(END, self._searched)) >= 0:
             message = bytes(self._buffer[:at])
@@ -193,6 +223,9 @@ class Connection(asyncio.Protocol):
             self._searched = 0
             self._receive(message)
         self._searched = len(self._buffer)
+        if self._searched > SAID_BYTES_MAX and self._buffer.startswith(SAID):
+            self._buffer.clear()
+            self._searched, self._drops = 0, True
         if self._searched > MESSAGE_BYTES_MAX:
             self.end(BrowserError(f"the browser sent a message over {MESSAGE_BYTES_MAX} bytes"))
 
@@ -200,8 +233,13 @@ class Connection(asyncio.Protocol):
         self.end(BrowserDied(f"the browser closed its pipe{f' ({error})' if error else ''}"))
 
     def _receive(self, data: bytes) -> None:
+        if len(data) > SAID_BYTES_MAX and data.startswith(SAID):
+            return
         try:
-            message = self._decode(data)
+            try:
+                message = self._decode(data)
+            except msgspec.DecodeError:
+                message = self._decode(_ESCAPED.sub(_without_halves, data))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             self.end(BrowserError(f"the browser sent an invalid message: {error}"))
             return

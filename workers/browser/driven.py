@@ -58,6 +58,7 @@ from musterd.workers.browser.errors import (
 )
 from musterd.workers.browser.scratch import Scratch
 from musterd.workers.pages.http import SiteUnreachable, shown_url
+from musterd.workers.texts import with_whole_characters
 
 if TYPE_CHECKING:
     from playwright import async_api
@@ -341,7 +342,7 @@ class DrivenPage(Page):
 
     async def evaluate(self, expression: str) -> Any:
         try:
-            return await self._done(self.raw.evaluate(expression))
+            return with_whole_characters(await self._done(self.raw.evaluate(expression)))
         except BrowserError as error:
             if type(error) is not BrowserError:
                 raise

@@ -26,6 +26,12 @@ class RawJar(aiohttp.CookieJar):
                 if morsel.value != morsel.coded_value:
                     _set_raw(morsel, morsel.key, morsel.coded_value)
 
+    @classmethod
+    def _parse_date(cls, date_str: str) -> int | None:
+        """Sites delete cookies with the beginning of 1970, which aiohttp takes for no date."""
+        seconds = super()._parse_date(date_str)
+        return 1 if seconds == 0 else seconds
+
 
 def _set_raw(morsel: "Morsel[str]", name: str, value: str) -> None:
     """Set a value as it is: Morsel.set() would quote it, and refuse some names."""
@@ -60,16 +66,12 @@ def cookies_of(jar: aiohttp.CookieJar) -> list[Cookie]:
 
 def keep_changes(session: Session, before: list[Cookie], jar: aiohttp.CookieJar) -> None:
     """Keep what a request has changed in its jar: others may change the session meanwhile."""
-    known = {_place(each): each for each in before}
-    now = {_place(each): each for each in cookies_of(jar)}
+    known = {each.place: each for each in before}
+    now = {each.place: each for each in cookies_of(jar)}
     changed = {place: each for place, each in now.items() if known.get(place) != each}
     gone = known.keys() - now.keys() | changed.keys()
-    others = [each for each in session.cookies if _place(each) not in gone]
+    others = [each for each in session.cookies if each.place not in gone]
     session.cookies = [*others, *changed.values()]
-
-
-def _place(cookie: Cookie) -> tuple[str, str, str]:
-    return cookie.name, cookie.domain, cookie.path
 
 
 def _cookies(jar: aiohttp.CookieJar) -> Iterator[Cookie]:

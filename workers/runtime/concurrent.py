@@ -11,13 +11,14 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable
 from functools import partial
 from itertools import count
-from time import monotonic_ns
 from typing import TYPE_CHECKING
 
 from musterd.ipc.wire.codec import encode
+from musterd.ipc.wire.debugger_messages import DebuggerLine
 from musterd.ipc.wire.messages import Completion, HandlerAnswer, Lease, Progress
 from musterd.ipc.wire.scoreboard import Scoreboard
 from musterd.ipc.wire.signals import INTERRUPT_SIGNAL
@@ -25,17 +26,23 @@ from musterd.ipc.wire.waits import tell_waits
 from musterd.workers.authoring import outcome
 from musterd.workers.authoring.base import Context
 from musterd.workers.authoring.request_channel import RequestChannel
-from musterd.workers.runtime.interrupts import INTERRUPTED, NOT_BEGUN, SWALLOWED_ASYNC_NS
+from musterd.workers.runtime.interrupts import INTERRUPTED, NOT_BEGUN
+from musterd.workers.runtime.limits import SWALLOWED_ASYNC_NS, free_limits, hold_limits
 from musterd.workers.runtime.mailbox import PROGRESS_GAP_NS, Mailbox
+from musterd.workers.runtime.speech import speaking
 from musterd.workers.runtime.waiting import Speaker, Waiter, current
 
 if TYPE_CHECKING:
-    from musterd.workers.runtime.run import _Runtime
+    from musterd.workers.runtime.run import Runtime
+
+
+LOOK_MS = 100  # while somebody debugs: signals only leave notes, and wake no poll
 
 
 class ConcurrentRunner:
-    def __init__(self, runtime: _Runtime, mailbox: Mailbox, board: Scoreboard) -> None:
+    def __init__(self, runtime: Runtime, mailbox: Mailbox, board: Scoreboard) -> None:
         self._runtime = runtime
+        self._now_ns = runtime.clock.now_ns
         self._mailbox = mailbox
         self._board = board
         self._width = runtime.concurrency
@@ -44,22 +51,25 @@ class ConcurrentRunner:
         self._numbers = count(1)
         self._wake = asyncio.Event()
         self._broken: BaseException | None = None  # a mistake of ours: the worker ends
+        self._terms = 0  # SIGTERMs that came
+        self._breakpoints = runtime.debuggable(self)
 
     async def serve(self, token: str) -> bool:
         """Run leases until told to stop; return False if the worker is not healthy any more."""
         loop, mailbox = asyncio.get_running_loop(), self._mailbox
-        self._listen(loop)
+        self.listen(loop)
         self._board.widen(self._width)
         mailbox.interrupt = self._interrupt
-        tell_waits(Waiter(mailbox, lambda: next(self._numbers), None, lambda: None).begin)
         mailbox.hello(token, self._width)
-        checked_ns = monotonic_ns()
+        checked_ns = self._now_ns()
         mailbox.full = partial(loop.add_writer, mailbox.fd, self._push)
         loop.add_reader(mailbox.fd, self._wake.set)
         try:
             while True:
                 self._wake.clear()
                 mailbox.receive()
+                if mailbox.break_in is not None:
+                    self._break_in()
                 if mailbox.lost:
                     self._desert()
                 self._begin()
@@ -69,13 +79,13 @@ class ConcurrentRunner:
                     return True
                 if await self._something(self._runtime.beat_seconds) or self._running:
                     continue
-                now_ns = monotonic_ns()
+                now_ns = self._now_ns()
                 self._board.beat(now_ns)
                 health_ns = self._runtime.health_ns
                 if health_ns and now_ns - checked_ns >= health_ns:
                     if not await self._runtime.check_health():
                         return False
-                    checked_ns = monotonic_ns()
+                    checked_ns = self._now_ns()
         finally:
             loop.remove_reader(mailbox.fd)
             loop.remove_writer(mailbox.fd)
@@ -108,9 +118,9 @@ class ConcurrentRunner:
         queue = self._mailbox.queue
         while queue and self._free:
             lease, row = queue.popleft(), self._free.pop()
-            now_ns = monotonic_ns()
+            now_ns = self._now_ns()
             self._board.begin_row(row, lease.lease, now_ns)
-            line = Line(self._mailbox)
+            line = Line(self._mailbox, self._now_ns)
             vault = self._runtime.vaults.new()
             channel = RequestChannel(line, self._runtime.worker, vault, self._numbers)
             context = Context(lease.id, lease.attempt, channel=channel, lease=lease)
@@ -126,6 +136,7 @@ class ConcurrentRunner:
     ) -> None:
         line.begun = lease.lease
         current.set(Speaker(line, asyncio.current_task()))
+        speaking.set(lease.id)
         if context.cancelled:
             completion = Completion(lease.lease, 0, b"", outcome.cancelled(NOT_BEGUN))
         else:
@@ -142,7 +153,7 @@ class ConcurrentRunner:
             elif task.exception() is not None:
                 self._broken = task.exception()
             else:
-                self._board.end_row(row, monotonic_ns())
+                self._board.end_row(row, self._now_ns())
                 self._free.append(row)
             self._runtime.show_title(f"{len(self._running)} at once" if self._running else "")
             self._wake.set()
@@ -171,15 +182,72 @@ class ConcurrentRunner:
             again = SWALLOWED_ASYNC_NS / 1e9
             asyncio.get_running_loop().call_later(again, self._strike, lease)
 
+    # -- a debugger: see breakpoints.Host -----------------------------------------------------
+
+    @property
+    def debuggable(self) -> int:
+        """Lease of the attempt whose code calls this, 0 for none."""
+        speaker = current.get()
+        return speaker.line.running if speaker is not None else 0
+
+    def number(self) -> int:
+        return next(self._numbers)
+
+    def hold(self) -> None:
+        hold_limits()
+
+    def move_deadlines(self, by_ns: int) -> None:
+        for _, context, _ in self._running.values():
+            context.deadline += by_ns / 1e9
+
+    def go_on(self, stood_ns: int) -> None:
+        free_limits()
+
+    def interrupt(self) -> None:
+        """Raise nothing: asyncio does."""
+
+    def ask_debugger(self, request: int, frame: bytes) -> DebuggerLine | None:
+        """Ask and wait for the answer, which holds up the event loop; None if the task has to stop
+        instead."""
+        mailbox, (_, context, _) = self._mailbox, self._running[self._breakpoints.lease]
+        answers: list[DebuggerLine] = []
+        mailbox.asked[request] = answers.append
+        mailbox.send(frame)
+        while not (answers or context.cancelled or mailbox.lost or self._terms):
+            if mailbox.poll(LOOK_MS):
+                mailbox.receive()
+        mailbox.asked.pop(request, None)
+        mailbox.break_in = None
+        self._wake.set()  # to see what else has come
+        return answers[0] if answers else None
+
+    def send(self, frame: bytes) -> None:
+        self._mailbox.send(frame)
+
+    def _break_in(self) -> None:
+        """Stop the debugged handler at its next line; it does not run now, or waits."""
+        order, self._mailbox.break_in = self._mailbox.break_in, None
+        debugger = self._breakpoints.debugger
+        if debugger is not None and order is not None and order.lease == self._breakpoints.lease:
+            if order.leave:
+                debugger.leave()
+            else:
+                debugger.break_in(sys._getframe(), now=False)
+
     # -- signals ------------------------------------------------------------------------------
 
-    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make this process hear the signals of a worker, and tell for which tasks it waits."""
+
         def heard(number: int, _: object) -> None:
+            self._terms += number == signal.SIGTERM
             if not loop.is_closed():
                 loop.call_soon_threadsafe(
                     self._terminate if number == signal.SIGTERM else self._wake.set
                 )
 
+        waiter = Waiter(self._mailbox, lambda: next(self._numbers), None, lambda: None)
+        tell_waits(waiter.begin)
         os.register_at_fork(after_in_child=self._mailbox.sever)
         signal.signal(signal.SIGTERM, heard)
         signal.signal(INTERRUPT_SIGNAL, heard)
@@ -197,8 +265,9 @@ class Line:
 
     is_async = True
 
-    def __init__(self, mailbox: Mailbox) -> None:
+    def __init__(self, mailbox: Mailbox, now_ns: Callable[[], int]) -> None:
         self._mailbox = mailbox
+        self._now_ns = now_ns
         self._loop = asyncio.get_running_loop()
         self._futures: dict[int, asyncio.Future[HandlerAnswer]] = {}
         self._progress: Progress | None = None  # the newest, not sent yet
@@ -239,7 +308,7 @@ class Line:
             self._loop.call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:
-        now_ns = monotonic_ns()
+        now_ns = self._now_ns()
         if now_ns < self._progress_ns:
             self._loop.call_later((self._progress_ns - now_ns) / 1e9, self._tell)
             return
@@ -255,7 +324,7 @@ class Line:
     def close(self) -> None:
         """End the attempt: its last progress goes before the result, and awaited answers are
         cancelled."""
-        self._send_progress(monotonic_ns())
+        self._send_progress(self._now_ns())
         self.begun = 0
         for future in self._futures.values():
             future.cancel()

@@ -1,26 +1,27 @@
-"""Tasks of a worker: find them, check their signatures, decode their arguments.
-
-The slow part of a handler (its signature, its annotations) is examined once, at load; what is left
-per task is one msgspec decode.
-"""
+"""Tasks of a worker: find them, and check that they can be run (ipc/signatures.py)."""
 
 import importlib
 import inspect
-import traceback
-import typing
 from collections.abc import Callable
-from functools import partial
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import msgspec
 
 from musterd.ipc.errors import ConfigurationError
-from musterd.ipc.wire.messages import TaskDeclaration
+from musterd.ipc.signatures import (
+    Signature,
+    SignatureError,
+    described,
+    is_generator,
+    place_of,
+    read_signature,
+)
+from musterd.ipc.user_code import error_place
+from musterd.ipc.wire.messages import ARGUMENTS_MAX, WORD_CHARS_MAX, Arguments, TaskDeclaration
 from musterd.workers.authoring.base import TaskOptions, Worker, definition_lines, task_options
 from musterd.workers.authoring.outcome import last_words
 
-CONTEXT_NAMES = ("ctx", "_ctx")
 LIFE_CYCLE = ("open", "healthy", "close")
 # What a Worker has of its own: a task of such a name would take its place.
 RESERVED = (
@@ -42,6 +43,7 @@ class Handler(msgspec.Struct, frozen=True):
     is_async: bool
     decode: Callable[[bytes], dict[str, Any]]  # raises what INVALID_ARGUMENTS lists
     signature: str  # "extract(url: str, select: dict[str, str])"
+    arguments: Arguments | None = None
 
     @property
     def declaration(self) -> TaskDeclaration:
@@ -54,12 +56,17 @@ class Handler(msgspec.Struct, frozen=True):
             options.fallback_on,
             options.cache_ns,
             options.debounce_ns,
+            place_of(self.function),
+            self.arguments,
         )
 
 
-# What decode() raises for arguments that do not fit: deep nesting is a RecursionError, a str that
-# is not UTF-8 a UnicodeDecodeError.
-INVALID_ARGUMENTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+def _arguments(signature: Signature) -> Arguments | None:
+    """Return what a handler takes; None where that is more than a message may have."""
+    names, required = signature.names, signature.required
+    if len(names) > ARGUMENTS_MAX or max(map(len, names), default=0) > WORD_CHARS_MAX:
+        return None
+    return Arguments(names, required, signature.open)
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -96,13 +103,20 @@ def load(worker: str) -> Loaded:
                 f"worker = {worker!r}: {class_name} is not a subclass of musterd.Worker; "
                 f"write class {class_name}(Worker)"
             )
-        _check_constructor(worker, owner)
-        _check_life_cycle(worker, owner)
-    found = _find_handlers(worker, owner, bound=bool(colon))
+    return look_at(worker, owner)
+
+
+def look_at(worker: str, owner: type[Worker] | ModuleType) -> Loaded:
+    """Check all tasks of a worker class or of a module; `worker` is its name, for messages."""
+    factory = owner if isinstance(owner, type) else None
+    if factory is not None:
+        _check_constructor(worker, factory)
+        _check_life_cycle(worker, factory)
+    found = _find_handlers(worker, owner, bound=factory is not None)
     if not found:
-        hint = "" if colon else _classes_of(module)
+        hint = "" if factory is not None else _classes_of(owner)
         raise WorkerLoadError(f"worker = {worker!r} has no tasks; put @task on its handlers{hint}")
-    return Loaded(worker, owner if colon else None, tuple(found))
+    return Loaded(worker, factory, tuple(found))
 
 
 def check_concurrency(loaded: Loaded, concurrency: int) -> None:
@@ -131,11 +145,11 @@ def _import(worker: str, module_name: str) -> Any:
 
 
 def _import_failed(worker: str, error: BaseException) -> WorkerLoadError:
-    place = traceback.extract_tb(error.__traceback__)[-1]
+    said = f"SyntaxError: {error.msg}" if isinstance(error, SyntaxError) else last_words(error)
+    place = error_place(error)
     return WorkerLoadError(
-        f"worker = {worker!r}: its import failed with {last_words(error)} "
-        f"({place.filename}, line {place.lineno}); try: python -c 'import "
-        f"{worker.partition(':')[0]}'"
+        f"worker = {worker!r}: its import failed with {said}{f', at {place}' if place else ''}; "
+        f"try: python -c 'import {worker.partition(':')[0]}'"
     )
 
 
@@ -169,15 +183,11 @@ def _check_life_cycle(worker: str, factory: type[Worker]) -> None:
                 f"worker = {worker!r}: a task cannot be called {name!r}, which means something "
                 f"else to every Worker ({', '.join(RESERVED)}); rename the task"
             )
-        if name in LIFE_CYCLE and _is_generator(function):
+        if name in LIFE_CYCLE and is_generator(function):
             raise WorkerLoadError(
                 f"worker = {worker!r}: {name}() contains `yield`, so calling it would run none of "
                 "it; write a plain or an async method"
             )
-
-
-def _is_generator(function: Any) -> bool:
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _find_handlers(worker: str, owner: Any, *, bound: bool) -> list[Handler]:
@@ -211,114 +221,22 @@ def make_handler(
     method: str, function: Callable[..., Any], options: TaskOptions, *, bound: bool
 ) -> Handler:
     """Check the signature and return the handler; `bound`: the first parameter is `self`."""
-    where = f"task {method!r} ({function.__module__}.{function.__qualname__})"
-    if _is_generator(function):
-        raise WorkerLoadError(
-            f"{where}: it contains `yield`, so calling it would run none of it; return a list, or "
-            "report progress with ctx.progress()"
-        )
-    parameters = list(inspect.signature(function).parameters.values())
-    reserved = [parameter.name for parameter in parameters[: 2 if bound else 1]]
-    if bound:
-        parameters = parameters[1:]
-    if not parameters or parameters[0].name not in CONTEXT_NAMES:
-        raise WorkerLoadError(
-            f"{where}: the first parameter{' after self' if bound else ''} must be ctx; "
-            f"write def {method}({'self, ' if bound else ''}ctx, ...)"
-        )
-    arguments = parameters[1:]
-    for parameter in arguments:
-        if (
-            parameter.kind is parameter.VAR_POSITIONAL
-            or parameter.kind is parameter.POSITIONAL_ONLY
-        ):
-            raise WorkerLoadError(
-                f"{where}: {parameter} is positional, but arguments are given by name; "
-                "name each of them"
-            )
-    named = [each for each in arguments if each.kind is not each.VAR_KEYWORD]
-    extra = len(named) < len(arguments)
+    try:
+        signature = read_signature(method, function, bound=bound)
+    except SignatureError as error:
+        raise WorkerLoadError(str(error)) from error
     target = options.target
-    if target and not extra and target not in [each.name for each in named]:
+    if target and not signature.open and target not in signature.names:
         raise WorkerLoadError(
-            f"{where}: @task(target={target!r}) names no argument of it; "
-            f"it has {', '.join(each.name for each in named) or 'none'}"
+            f"{described(method, function)}: @task(target={target!r}) names no argument of it; "
+            f"it has {', '.join(signature.names) or 'none'}"
         )
     return Handler(
         method=method,
         function=function,
         options=options,
         is_async=inspect.iscoroutinefunction(function),
-        decode=_decoder(where, function, named, reserved if extra else None),
-        signature=f"{method}({', '.join(str(each) for each in arguments)})",
+        decode=signature.decode,
+        signature=signature.text,
+        arguments=_arguments(signature),
     )
-
-
-def _decoder(
-    where: str,
-    function: Callable[..., Any],
-    named: list[inspect.Parameter],
-    reserved: list[str] | None,
-) -> Callable[[bytes], dict[str, Any]]:
-    """Return a decoder of keyword arguments; with `reserved`, it takes any other name too."""
-    hints = _hints(where, function, named)
-    fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
-    for parameter in named:
-        kind = hints.get(parameter.name, Any)
-        if parameter.default is parameter.empty:
-            fields.append((parameter.name, kind))
-        else:
-            # A factory, so that the handler gets the very object of its signature, as in Python.
-            same = partial(_itself, parameter.default)
-            fields.append((parameter.name, kind, msgspec.field(default_factory=same)))
-    try:
-        model = msgspec.defstruct(
-            "Arguments", fields, kw_only=True, forbid_unknown_fields=reserved is None
-        )
-        decode = msgspec.msgpack.Decoder(model).decode
-    except (TypeError, ValueError) as error:
-        raise WorkerLoadError(
-            f"{where}: its annotations cannot be checked against: {error}; "
-            "use plain types, dataclasses, TypedDicts or msgspec Structs"
-        ) from error
-    asdict = msgspec.structs.asdict
-    if reserved is None:
-        return lambda raw: asdict(decode(raw))
-
-    decode_any = msgspec.msgpack.Decoder(dict[str, Any]).decode
-
-    def decode_with_extra(raw: bytes) -> dict[str, Any]:
-        arguments = decode_any(raw)
-        for name in reserved:
-            if name in arguments:
-                raise msgspec.ValidationError(f"`{name}` is not an argument")
-        return arguments | asdict(decode(raw))
-
-    return decode_with_extra
-
-
-def _itself(value: Any) -> Any:
-    return value
-
-
-def _hints(
-    where: str, function: Callable[..., Any], named: list[inspect.Parameter]
-) -> dict[str, Any]:
-    """Return the types of the arguments only: `ctx` and the result may name types that only
-    checkers import."""
-    # After __wrapped__, as inspect.signature does: annotations are resolved where they stand.
-    origin = inspect.unwrap(function)
-    annotations = {
-        each.name: each.annotation for each in named if each.annotation is not each.empty
-    }
-    try:
-        return typing.get_type_hints(
-            SimpleNamespace(__annotations__=annotations),
-            globalns=origin.__globals__,
-            include_extras=True,
-        )
-    except (NameError, TypeError, AttributeError, SyntaxError) as error:
-        raise WorkerLoadError(
-            f"{where}: its annotations cannot be read: {error}; "
-            "import what they name at run time, not under TYPE_CHECKING"
-        ) from error

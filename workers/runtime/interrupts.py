@@ -28,24 +28,30 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Coroutine
-from time import monotonic_ns
 from types import FrameType
 from typing import Any
 
+from musterd.ipc.wire.debugger_messages import DebuggerLine
 from musterd.ipc.wire.messages import HandlerAnswer, Lease, Progress
 from musterd.ipc.wire.signals import DUMP_SIGNAL, INTERRUPT_SIGNAL
 from musterd.workers.authoring import forks
 from musterd.workers.authoring.base import Context, TaskInterrupted, TaskTimeout
+from musterd.workers.authoring.clock import Clock, SystemClock
+from musterd.workers.runtime.breakpoints import Breakpoints
+from musterd.workers.runtime.limits import (
+    SWALLOWED_ASYNC_NS,
+    comes_of,
+    free_limits,
+    hold_limits,
+    too_long,
+    within_time,
+)
 from musterd.workers.runtime.mailbox import FLUSH_NS, Mailbox
 
 STRIKE_AGAIN_NS = 1_000_000  # after a signal that struck our own code: the handler's is near
 # How often a handler that swallowed the exception gets it again, until the supervisor kills its
 # worker five seconds after the first.
 SWALLOWED_NS = 100_000_000
-# The same for an async handler, whose clean-up another cancellation would end: half of those five
-# seconds.
-SWALLOWED_ASYNC_NS = 2_500_000_000
-CHAIN_LENGTH_MAX = 64  # errors that led to an error; a chain can be made a ring by hand
 # A signal can overtake the message it announces, which waits while the kernel has no room for it.
 # So we look again after 1, 4, 16, 64 and 256 ms; by then the message was read, or was none.
 LOOK_GAP_NS, LOOK_GAP_FACTOR, LOOK_GAP_NS_MAX = 1_000_000, 4, 256_000_000
@@ -65,9 +71,13 @@ OUR_MODULES = frozenset(
         "musterd.workers.authoring.state",
         "musterd.workers.authoring.vault",
         "musterd.workers.metrics",
+        "musterd.workers.runtime.breakpoints",
+        "musterd.workers.runtime.debugger",
         "musterd.workers.runtime.interrupts",
+        "musterd.workers.runtime.limits",
         "musterd.workers.runtime.mailbox",
         "musterd.workers.texts",
+        *("bdb", "cmd", "pdb"),
     )
 )
 
@@ -83,8 +93,12 @@ class Interrupts:
     """Signals of a worker. `mailbox` is set before anything is called or waited for."""
 
     mailbox: Mailbox
+    breakpoints: Breakpoints
+    number: Callable[[], int]  # returns the number of the next question
 
-    def __init__(self, pool: str) -> None:
+    def __init__(self, pool: str, clock: Clock | None = None) -> None:
+        self._clock = clock or SystemClock()
+        self._now_ns = self._clock.now_ns
         self.noted = False  # a signal came: attend() is due
         self._pool = pool
         self._window = False
@@ -92,6 +106,7 @@ class Interrupts:
         self._lease: Lease | None = None
         self._context: Context | None = None
         self._deadline_ns = NEVER  # when TaskTimeout is due
+        self._held_ns = NEVER  # when it would be due, while the clock stands
         self._interrupt = False  # TaskInterrupted is due
         self._strike_ns = 0  # nothing is raised before: the last one was a moment ago
         self._asyncio_task: asyncio.Task[Any] | None = None
@@ -121,8 +136,8 @@ class Interrupts:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # System calls are not restarted after our signals: a restarted read() would keep Python
         # from running the signal handler until data come. Python repeats its own calls itself.
-        signal.signal(signal.SIGALRM, self._on_signal)
-        signal.signal(INTERRUPT_SIGNAL, self._on_signal)
+        self._clock.on_alarm(self.on_signal)
+        signal.signal(INTERRUPT_SIGNAL, self.on_signal)
         signal.pthread_sigmask(
             signal.SIG_UNBLOCK, {signal.SIGTERM, signal.SIGALRM, INTERRUPT_SIGNAL, DUMP_SIGNAL}
         )
@@ -133,11 +148,11 @@ class Interrupts:
         """Take TERM as: finish what runs, then end."""
         self.mailbox = mailbox
         os.register_at_fork(after_in_child=mailbox.sever)
-        signal.signal(signal.SIGTERM, self._on_signal)
+        signal.signal(signal.SIGTERM, self.on_signal)
 
     def rest(self) -> None:
         """Stop the timer: nothing will run any more."""
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        self._clock.set_alarm(0)
 
     # -- running a handler --------------------------------------------------------------------
 
@@ -164,7 +179,7 @@ class Interrupts:
         try:
             self._window = True
             if self.noted:
-                self._on_signal(0, None)
+                self.on_signal(0, None)
             if self._interrupt:
                 raise TaskInterrupted(NOT_BEGUN)
             return handler(context, **arguments)
@@ -184,7 +199,7 @@ class Interrupts:
         """Do the same as call() for an async handler."""
         self._lease, self._context, self._interrupt = lease, context, False
         self._strike_ns = 0
-        self._arm(NEVER, monotonic_ns())
+        self._arm(NEVER, self._now_ns())
         try:
             if self.noted:
                 self.attend()
@@ -194,7 +209,7 @@ class Interrupts:
             self._asyncio_task = loop.create_task(attempt)
             self._window = True
             if self.noted:
-                self._on_signal(0, None)
+                self.on_signal(0, None)
             value, error = loop.run_until_complete(self._asyncio_task)
         finally:
             self._window = False
@@ -239,7 +254,7 @@ class Interrupts:
         self.mailbox.send(frame)
         self._window = True
         if self.noted or self.mailbox.unsent:
-            self._on_signal(0, None)
+            self.on_signal(0, None)
 
     def ask(self, request: int, frame: bytes) -> HandlerAnswer:
         """Send a question of the running handler and wait for the answer.
@@ -265,11 +280,78 @@ class Interrupts:
             mailbox.asked.pop(request, None)
             self._window = True
             if self.noted:
-                self._on_signal(0, None)
+                self.on_signal(0, None)
         return answers[0]
 
+    # -- a debugger: see breakpoints.Host -----------------------------------------------------
+
+    @property
+    def debuggable(self) -> int:
+        """Lease whose handler's code runs, 0 for none."""
+        return self.running
+
+    def hold(self) -> None:
+        """Stop the clock of the running handler."""
+        self._held_ns, self._deadline_ns = self._deadline_ns, NEVER
+        hold_limits()
+
+    def move_deadlines(self, by_ns: int) -> None:
+        if self._context is not None:
+            self._context.deadline += by_ns / 1e9
+
+    def go_on(self, stood_ns: int) -> None:
+        """Let the clock go on, which stood for so long."""
+        if self._lease is not None and self._held_ns != NEVER:
+            self._deadline_ns = self._held_ns + stood_ns
+            self._arm(self._deadline_ns, self._now_ns())
+        self._held_ns = NEVER
+        free_limits()
+
+    def interrupt(self) -> None:
+        """Raise in a handler that has to stop; asyncio does that for an async one."""
+        if self._interrupt and not self.is_async:
+            self._raise_due()
+
+    def ask_debugger(self, request: int, frame: bytes) -> DebuggerLine | None:
+        """Ask and wait for the answer; None if the task has to stop instead."""
+        mailbox = self.mailbox
+        answers: list[DebuggerLine] = []
+        self._window = False
+        self._asking = True
+        try:
+            mailbox.asked[request] = answers.append
+            mailbox.flush()
+            mailbox.send(frame)
+            while not answers and not self._interrupt and not mailbox.lost:
+                if self.noted or self._poll(-1):
+                    self.attend()
+        finally:
+            self._asking = False
+            mailbox.asked.pop(request, None)
+            mailbox.break_in = None  # nothing has run that could be stopped
+            self._window = True
+            if self.noted or self._interrupt:
+                self.on_signal(0, None)
+        return answers[0] if answers else None
+
+    def _break_in(self, frame: FrameType | None) -> None:
+        """Stop the debugged code, if it was interrupted, or look again in a moment."""
+        order, breakpoints = self.mailbox.break_in, self.breakpoints
+        debugger = breakpoints.debugger
+        if debugger is None or order is None or order.lease != breakpoints.lease:
+            self.mailbox.break_in = None
+        elif frame is None or frame.f_globals.get("__name__") in OUR_MODULES:
+            now_ns = self._now_ns()
+            self._wake_at(now_ns + STRIKE_AGAIN_NS, now_ns)
+        else:
+            self.mailbox.break_in = None
+            if order.leave:
+                debugger.leave()
+            else:
+                debugger.break_in(frame, now=not self.is_async)
+
     def _milliseconds_left(self) -> int:
-        due_ns, now_ns = self._due_ns(), monotonic_ns()
+        due_ns, now_ns = self._due_ns(), self._now_ns()
         if due_ns == NEVER:
             return -1
         if due_ns <= now_ns and _is_heard():
@@ -277,7 +359,7 @@ class Interrupts:
         return max(0, -(-(due_ns - now_ns) // 1_000_000))
 
     def _raise_due(self) -> None:
-        now_ns = monotonic_ns()
+        now_ns = self._now_ns()
         if now_ns >= self._due_ns() and not _is_heard():
             raise self._blow(now_ns)
 
@@ -288,7 +370,7 @@ class Interrupts:
         future: asyncio.Future[HandlerAnswer] = loop.create_future()
         self._futures[request] = future
         mailbox.asked[request] = lambda answer: loop.call_soon_threadsafe(_settle, future, answer)
-        loop.add_reader(mailbox.fd, self._on_signal, 0, None)
+        loop.add_reader(mailbox.fd, self.on_signal, 0, None)
         try:
             self.send(frame)
             return await future
@@ -309,9 +391,9 @@ class Interrupts:
         """Send the progress now, or the newest when the gap is over; from any thread."""
         mailbox = self.mailbox
         mailbox.progress = progress
-        now_ns = monotonic_ns()
+        now_ns = self._now_ns()
         if now_ns >= mailbox.progress_ns and threading.current_thread() is threading.main_thread():
-            self._on_signal(0, None)
+            self.on_signal(0, None)
         elif mailbox.progress_ns < self._alarm_ns:
             self._wake_at(max(mailbox.progress_ns, now_ns), now_ns)
 
@@ -367,15 +449,16 @@ class Interrupts:
 
     # -- signals ------------------------------------------------------------------------------
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Take a signal, as Python calls it; 0 is no signal, but a look at what is due."""
         if number == signal.SIGALRM:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._clock.set_alarm(0)
             self._alarm_ns = NEVER
         elif number == signal.SIGTERM:
             self._terms += 1
         elif number == INTERRUPT_SIGNAL:
             self._look_gap_ns = LOOK_GAP_NS
-            self._look_ns = monotonic_ns() + LOOK_GAP_NS
+            self._look_ns = self._now_ns() + LOOK_GAP_NS
         self.noted = True
         if not self._window:
             if number == signal.SIGTERM or self._asking:
@@ -385,6 +468,8 @@ class Interrupts:
             self._window = False  # a signal that comes meanwhile leaves its note
             self.attend()
             self._window = True
+        if self.mailbox.break_in is not None:
+            self._break_in(frame)
         self._strike(frame)
 
     def attend(self) -> None:
@@ -404,7 +489,7 @@ class Interrupts:
             self._interrupt = True
             if self._context is not None:
                 self._context.cancelled = True
-        now_ns = monotonic_ns()
+        now_ns = self._now_ns()
         if now_ns >= self._look_ns:
             self._look_gap_ns *= LOOK_GAP_FACTOR
             over = self._look_gap_ns > LOOK_GAP_NS_MAX
@@ -420,7 +505,7 @@ class Interrupts:
 
     def _strike(self, frame: FrameType | None) -> None:
         """Raise in the handler what is due, if the handler's code was interrupted."""
-        now_ns = monotonic_ns()
+        now_ns = self._now_ns()
         if now_ns < self._due_ns():
             return
         task = self._asyncio_task
@@ -460,79 +545,12 @@ class Interrupts:
     def _wake_at(self, when_ns: int, now_ns: int) -> None:
         self._alarm_ns = when_ns  # first: if the old timer fires now, this one is set all the same
         seconds = max((when_ns - now_ns) / 1e9, ALARM_SECONDS_MIN)
-        signal.setitimer(signal.ITIMER_REAL, seconds, ALARM_AGAIN_SECONDS)
-
-
-async def within_time(
-    coroutine: Coroutine[Any, Any, Any], pool: str, lease: Lease
-) -> tuple[Any, BaseException | None]:
-    """Return an async handler's value and error, TaskTimeout for one; never raise, because
-    SystemExit would break the loop."""
-    limit = _Limit(lease.timeout_ns / 1e9) if lease.timeout_ns else None
-    try:
-        value = await coroutine
-        forks.leave_if_child()
-        return value, None
-    except BaseException as error:  # noqa: BLE001 - handed on
-        forks.leave_if_child(error)
-        if limit is not None and limit.strikes and _says_no_more(error):
-            late = too_long(pool, lease)
-            late.__cause__ = error
-            return None, late
-        return None, error
-    finally:
-        if limit is not None:
-            limit.end()
-
-
-class _Limit:
-    """Cancels the asyncio task that made it after this many seconds, and again until end()."""
-
-    def __init__(self, seconds: float) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._task, self._loop = task, asyncio.get_running_loop()
-        self._timer = self._loop.call_later(seconds, self._strike)
-        self.strikes = 0
-
-    def _strike(self) -> None:
-        self.strikes += 1
-        self._timer = self._loop.call_later(SWALLOWED_ASYNC_NS / 1e9, self._strike)
-        self._task.cancel()
-
-    def end(self) -> None:
-        self._timer.cancel()
-        for _ in range(self.strikes):
-            self._task.uncancel()
+        self._clock.set_alarm(seconds, ALARM_AGAIN_SECONDS)
 
 
 def _is_heard() -> bool:
     """Tell whether the interrupted code deals with an earlier exception of ours."""
-    return _comes_of(sys.exception(), TaskTimeout, TaskInterrupted)
-
-
-def _says_no_more(error: BaseException) -> bool:
-    """Tell whether the error of an async handler only says that it was cancelled.
-
-    An error raised `from None` says why the handler took so long, which the user wants to know.
-    """
-    from_none = error.__suppress_context__ and error.__cause__ is None
-    return not from_none and _comes_of(error, asyncio.CancelledError)
-
-
-def _comes_of(error: BaseException | None, *kinds: type[BaseException]) -> bool:
-    """Tell whether the error is one of these, or was raised because of one."""
-    for _ in range(CHAIN_LENGTH_MAX):
-        if error is None or isinstance(error, kinds):
-            return error is not None
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def too_long(pool: str, lease: Lease) -> TaskTimeout:
-    return TaskTimeout(
-        f"task {pool}.{lease.method} ran longer than its timeout of {lease.timeout_ns / 1e9:g} s"
-    )
+    return comes_of(sys.exception(), TaskTimeout, TaskInterrupted)
 
 
 def _settle(future: "asyncio.Future[HandlerAnswer]", answer: HandlerAnswer) -> None:

@@ -15,9 +15,11 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any, Protocol
 
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire import codec
+from musterd.ipc.wire.debugger_messages import BreakIn, DebuggerLine
 from musterd.ipc.wire.messages import (
     BATCH_BYTES_MAX,
     PROTOCOL,
@@ -25,7 +27,6 @@ from musterd.ipc.wire.messages import (
     CancelLease,
     Completion,
     Done,
-    HandlerAnswer,
     Lease,
     LockAnswer,
     Progress,
@@ -52,22 +53,38 @@ FLUSH_NS = 1_000_000  # a finished result waits no longer than this for company
 PROGRESS_GAP_NS = 50_000_000  # between two progress reports: as fast as an eye can follow
 
 
+class Wire(Protocol):
+    """What carries the messages: a Connection, or its stand-in in tests of workers."""
+
+    @property
+    def drained(self) -> bool:
+        """Whether the last receive() has left nothing behind."""
+
+    def fileno(self) -> int: ...
+    def put(self, message: bytes) -> None: ...
+    def flush(self) -> bool: ...
+    def receive(self) -> list[Message]: ...
+    def close(self) -> None: ...
+
+
 class Mailbox:
     """Connection with its queues. Not reentrant: the runtime sees to that."""
 
-    def __init__(self, path: str, board: Scoreboard) -> None:
+    def __init__(self, connection: Wire, board: Scoreboard) -> None:
+        self._connection = connection
         self._board = board
         self.queue: deque[Lease] = deque()  # not begun yet
         self.running = 0  # the lease that has begun, 0 for none
         self.cancelled = False  # the running lease is to be interrupted
         # Where several run: interrupts a lease; returns whether it runs.
         self.interrupt: Callable[[int], bool] = _nothing
+        self.break_in: BreakIn | None = None  # somebody wants to stop the code that is debugged
         self.stopping = False
         self.close_ns = 0  # how long close() and the clean-ups may take; 0: not said
         self.done: list[Completion] = []  # not sent yet
         self.done_ns = 0  # when the first of them ended
         # request -> called with the answer
-        self.asked: dict[int, Callable[[HandlerAnswer], object]] = {}
+        self.asked: dict[int, Callable[[Any], object]] = {}
         self.progress: Progress | None = None  # the newest, not sent yet
         self.progress_ns = 0  # when the next may be sent
         self.unsent = False  # something waits for push()
@@ -75,7 +92,6 @@ class Mailbox:
         self.full: Callable[[], object] = self.wait_for_room
         self._done_bytes = 0
         self._malformed = 0
-        self._connection = _connect(path)
         self.fd = self._connection.fileno()
         self._readable, self._usable = select.poll(), select.poll()
         self._readable.register(self.fd, select.POLLIN)
@@ -178,10 +194,12 @@ class Mailbox:
             self._give_back()
         elif type(message) is CancelLease:
             self._cancel(message.lease)
-        elif isinstance(message, StateAnswer | LockAnswer | WaitAnswer):
+        elif isinstance(message, StateAnswer | LockAnswer | WaitAnswer | DebuggerLine):
             asker = self.asked.pop(message.request, None)
             if asker is not None:  # else nobody waits for the answer any more
                 asker(message)
+        elif isinstance(message, BreakIn):
+            self.break_in = message
         elif isinstance(message, Stop):
             self.close_ns = message.close_ns
             self.stop()
@@ -248,7 +266,7 @@ class Mailbox:
         # Neither: its completion is on its way already, and is the answer.
 
 
-def _connect(path: str) -> Connection:
+def connect(path: str) -> Connection:
     """Return a connection after its handshake; OSError or ProtocolError without a supervisor."""
     end = time.monotonic() + CONNECT_SECONDS
     while True:

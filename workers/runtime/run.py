@@ -7,10 +7,8 @@ import math
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
-from time import monotonic_ns
 from typing import Any, Protocol
 
 import msgspec
@@ -19,6 +17,7 @@ import setproctitle
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.secrets.lookup import MissingSecret
 from musterd.ipc.secrets.reference import SECRET_MARK
+from musterd.ipc.signatures import INVALID_ARGUMENTS
 from musterd.ipc.user_code import turn_down
 from musterd.ipc.watching.view import look
 from musterd.ipc.wire.environment import LOG_LEVEL_VARIABLE
@@ -27,13 +26,15 @@ from musterd.ipc.wire.scoreboard import EXIT_UNHEALTHY, Scoreboard
 from musterd.ipc.wire.waits import tell_waits
 from musterd.workers.authoring import closing, forks, outcome, settings
 from musterd.workers.authoring.base import Context, Worker
+from musterd.workers.authoring.clock import Clock, SystemClock
 from musterd.workers.authoring.request_channel import RequestChannel
 from musterd.workers.authoring.session import twice
 from musterd.workers.authoring.vault import Vault, Vaults, access_of
 from musterd.workers.metrics import metrics
+from musterd.workers.runtime import breakpoints
+from musterd.workers.runtime.breakpoints import Breakpoints
 from musterd.workers.runtime.concurrent import ConcurrentRunner
 from musterd.workers.runtime.handlers import (
-    INVALID_ARGUMENTS,
     LIFE_CYCLE,
     Handler,
     Loaded,
@@ -41,9 +42,11 @@ from musterd.workers.runtime.handlers import (
     check_concurrency,
 )
 from musterd.workers.runtime.handlers import load as load_class
-from musterd.workers.runtime.interrupts import Interrupts, within_time
-from musterd.workers.runtime.mailbox import COMPLETIONS_MAX, Mailbox
+from musterd.workers.runtime.interrupts import Interrupts
+from musterd.workers.runtime.limits import within_time
+from musterd.workers.runtime.mailbox import COMPLETIONS_MAX, Mailbox, connect
 from musterd.workers.runtime.retrying import Retrying
+from musterd.workers.runtime.speech import Formatter, Voice, find_voice, speaking
 from musterd.workers.runtime.waiting import Waiter
 
 __all__ = [
@@ -59,8 +62,6 @@ __all__ = [
 EXIT_FAILED = 1  # open() or close() raised, or the supervisor is gone
 
 Understood = tuple[Handler, Callable[..., Any], dict[str, Any]]  # a handler, ready to be called
-
-LOG_FORMAT = "%(levelname)s %(name)s [%(MUSTERD_TASK)s] %(message)s"
 
 
 class Called(Protocol):
@@ -99,16 +100,16 @@ def run(
     settings.use(threads or {}, cache_seconds, cache_entries, sessions, artefacts)
     board = Scoreboard.attach(board_fd)
     metrics.take()  # the import has counted once, not in every worker
-    runtime = _Runtime(loaded, pool, board)
+    runtime = Runtime(loaded, pool, board)
     runtime.health_ns, runtime.beat_seconds = int(health_seconds * 1e9), beat_seconds
     runtime.concurrency = concurrency
     try:
-        _Formatter.redact = metrics.redact = runtime.vaults.redact
+        Formatter.redact = metrics.redact = runtime.vaults.redact
         threading.excepthook = runtime.thread_failed
         sys.unraisablehook = runtime.unraisable
         runtime.prepare(options)
         try:
-            mailbox = Mailbox(socket, board)
+            mailbox = Mailbox(connect(socket), board)
         except (OSError, ProtocolError) as error:
             return runtime.give_up(error)
         try:
@@ -130,20 +131,10 @@ def run(
                 stream.flush()
 
 
-class _Formatter(logging.Formatter):
-    """Formatter that leaves out the secrets of running tasks."""
-
-    redact: Callable[[str], str] = str  # of the worker, once there is one
-
-    def __init__(self) -> None:
-        super().__init__(LOG_FORMAT, defaults={"MUSTERD_TASK": "-"})
-
-    def format(self, record: logging.LogRecord) -> str:
-        return type(self).redact(super().format(record))
-
-
 def load(worker: str) -> Loaded:
     """Import the worker class and prepare what all its workers share."""
+    find_voice()
+    breakpoints.install()
     loaded = load_class(worker)
     _log_to_stderr()
     return loaded
@@ -156,7 +147,7 @@ def _log_to_stderr() -> None:
     root = logging.getLogger()
     if not root.handlers:
         stream = logging.StreamHandler()
-        stream.setFormatter(_Formatter())
+        stream.setFormatter(Formatter(marks=isinstance(sys.stderr, Voice)))
         root.addHandler(stream)
         root.setLevel(logging.INFO)
         logging.captureWarnings(True)  # warnings quote addresses as well
@@ -164,22 +155,31 @@ def _log_to_stderr() -> None:
         logging.getLogger("musterd").setLevel(level.upper())
 
 
-class _Runtime:
+class Runtime:
+    """A worker: prepare(), open(), then serve() or begin() and turn() again and again, end()."""
+
     worker: Worker
     _mailbox: Mailbox
     _channel: RequestChannel
+    _breakpoints: Breakpoints
     health_ns = 0
     beat_seconds = 1.0
     concurrency = 1
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None  # None: asyncio's own
 
-    def __init__(self, loaded: Loaded, pool: str, board: Scoreboard) -> None:
+    def __init__(
+        self, loaded: Loaded, pool: str, board: Scoreboard, clock: Clock | None = None
+    ) -> None:
         self._loaded = loaded
         self.pool = pool
         self._board = board
+        self.clock: Clock = clock or SystemClock()
+        self._now_ns = self.clock.now_ns
         self.vaults = Vaults(access_of(os.environ, pool))
         self.vault = self.vaults.new()  # of the lease that runs
-        self._interrupts = Interrupts(pool)
+        self._interrupts = Interrupts(pool, self.clock)
         self._retrying = Retrying(self._await)
+        self._checked_ns = 0  # when healthy() was called last
         self._index = 0
         self._options: dict[str, Any] = {}
         self._is_async = False
@@ -191,13 +191,17 @@ class _Runtime:
 
     def prepare(self, options: bytes) -> None:
         """Prepare everything that is cheap and comes before the worker's own code."""
-        self._interrupts.listen()
+        self._listen()
         factory = self._loaded.factory
         parts: list[Any] = [handler.function for handler in self._loaded.handlers]
         if factory is not None:
             parts += [getattr(factory, name) for name in LIFE_CYCLE]
         self._is_async = any(inspect.iscoroutinefunction(part) for part in parts)
         self._options = msgspec.msgpack.decode(options, type=dict[str, Any])
+
+    def _listen(self) -> None:
+        """Make this process hear the signals of a worker."""
+        self._interrupts.listen()
 
     def open(self, index: int) -> None:
         """Make the worker."""
@@ -238,7 +242,7 @@ class _Runtime:
             self._print(failed.exc_value, f"{failed.err_msg or 'Exception ignored'}:\n")
 
     def _print(self, error: BaseException, head: str = "") -> None:
-        text = head + "".join(traceback.format_exception(error))
+        text = head + outcome.shown_traceback(error)
         sys.stderr.write(self.vaults.redact(text))
 
     def end(self) -> None:
@@ -255,36 +259,53 @@ class _Runtime:
         """Run leases until told to stop; return the exit code."""
         if self.concurrency > 1:
             return self._serve_concurrently(mailbox, token)
-        interrupts, queue, done = self._interrupts, mailbox.queue, mailbox.done
-        self._mailbox = mailbox
+        interrupts = self._interrupts
         interrupts.obey(mailbox)
-        self._channel = RequestChannel(interrupts, self.worker, self.vault)
+        self.begin(mailbox)
         waiter = Waiter(mailbox, self._channel.number, interrupts, lambda: interrupts.own_task)
         tell_waits(waiter.begin)
         mailbox.hello(token)
-        checked_ns = monotonic_ns()
         while True:
-            if interrupts.noted:
-                interrupts.attend()
-            elif queue:
-                self._run(queue.popleft())
-                if not queue or len(done) >= COMPLETIONS_MAX:
-                    mailbox.flush()
-            elif mailbox.stopping:
-                return self._finish()
-            elif interrupts.wait(self.beat_seconds, self._loop):
-                mailbox.receive()
-            else:
-                now_ns = monotonic_ns()
-                self._board.beat(now_ns)
-                if self._title:
-                    self.show_title("")
-                if self.health_ns and now_ns - checked_ns >= self.health_ns:
-                    self._board.check(now_ns)
-                    if not self._is_healthy():
-                        return EXIT_UNHEALTHY
-                    checked_ns = monotonic_ns()
-                    self._board.checked(checked_ns)
+            code = self.turn()
+            if code is not None:
+                return code
+
+    def begin(self, mailbox: Mailbox) -> None:
+        """Take leases from this mailbox, one at a time."""
+        self._mailbox = self._interrupts.mailbox = mailbox
+        self._channel = RequestChannel(self._interrupts, self.worker, self.vault)
+        self._interrupts.number = self._channel.number
+        self._interrupts.breakpoints = self.debuggable(self._interrupts)
+        self._checked_ns = self._now_ns()
+
+    def turn(self) -> int | None:
+        """Run a lease, or wait for something to do; return the exit code once told to stop."""
+        interrupts, mailbox = self._interrupts, self._mailbox
+        queue = mailbox.queue
+        if interrupts.noted:
+            interrupts.attend()
+        elif queue:
+            self._run(queue.popleft())
+            if not queue or len(mailbox.done) >= COMPLETIONS_MAX:
+                mailbox.flush()
+        elif mailbox.stopping:
+            return self._finish()
+        elif interrupts.wait(self.beat_seconds, self._loop):
+            mailbox.receive()
+        else:
+            now_ns = self._now_ns()
+            self._board.beat(now_ns)
+            if self._title:
+                self.show_title("")
+            if self.health_ns and now_ns - self._checked_ns >= self.health_ns:
+                return None if self.check_health_now() else EXIT_UNHEALTHY
+        return None
+
+    def debuggable(self, host: breakpoints.Host) -> Breakpoints:
+        """Let the handlers that this runs be debugged."""
+        self._breakpoints = made = Breakpoints(host, self.vaults.redact)
+        breakpoints.serve(made)
+        return made
 
     def _serve_concurrently(self, mailbox: Mailbox, token: str) -> int:
         self._mailbox = mailbox
@@ -294,17 +315,23 @@ class _Runtime:
         self._interrupts.obey(mailbox)
         return self._finish() if stopped else EXIT_UNHEALTHY
 
-    def _is_healthy(self) -> bool:
+    def check_health_now(self) -> bool:
+        """Check health while nothing runs, and keep the board up to date."""
+        self._board.check(self._now_ns())
         try:
             answer = self._await(self.worker.healthy())
             forks.leave_if_child()
-            return self._well(answer)
+            healthy = self._well(answer)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the worker is not healthy
-            return self._ill(error)
+            healthy = self._ill(error)
+        if healthy:
+            self._checked_ns = self._now_ns()
+            self._board.checked(self._checked_ns)
+        return healthy
 
     async def check_health(self) -> bool:
         """Check health inside a running event loop, and keep the board up to date."""
-        self._board.check(monotonic_ns())
+        self._board.check(self._now_ns())
         try:
             answer = self.worker.healthy()
             answer = await answer if inspect.isawaitable(answer) else answer
@@ -313,7 +340,7 @@ class _Runtime:
         except BaseException as error:  # noqa: BLE001 - as above
             healthy = self._ill(error)
         if healthy:
-            self._board.checked(monotonic_ns())
+            self._board.checked(self._now_ns())
         return healthy
 
     def _well(self, answer: object) -> bool:
@@ -335,29 +362,32 @@ class _Runtime:
         if self._mailbox.lost:
             return EXIT_FAILED
         self._interrupts.rest()
-        end = closing.Closing(self._await, self._mailbox.close_ns)
+        end = closing.Closing(self._await, self._mailbox.close_ns, self.clock)
         error = end.run(since=self._opened, close=self.worker.close)
         return 0 if error is None else self.give_up(error)
 
     def clean_up(self) -> None:
         """Run the clean-ups that a failed open() had registered."""
-        closing.Closing(self._await, 0).run(since=self._opened, close=None)
+        closing.Closing(self._await, 0, self.clock).run(since=self._opened, close=None)
 
     def _run(self, lease: Lease) -> None:
-        began_ns = monotonic_ns()
+        began_ns = self._now_ns()
         self._board.begin(lease.lease, began_ns)
         self._mailbox.running = lease.lease
         self._channel.begin()
-        completion = self._completion(lease, began_ns)
+        stood_ns = self._breakpoints.stood_ns
+        speaking.set(lease.id)
+        completion = self._completion(lease, began_ns, stood_ns)
+        speaking.set("")
         self._mailbox.running = 0
         if self._mailbox.progress is not None:
-            self._mailbox.send_progress(monotonic_ns())
+            self._mailbox.send_progress(self._now_ns())
         self.vault.clear()
-        ended_ns = began_ns + completion.run_ns
+        ended_ns = began_ns + completion.run_ns + self._breakpoints.stood_ns - stood_ns
         self._board.end(ended_ns)
         self._mailbox.complete(completion, ended_ns)
 
-    def _completion(self, lease: Lease, began_ns: int) -> Completion:
+    def _completion(self, lease: Lease, began_ns: int, stood_ns: int) -> Completion:
         number, method = lease.lease, lease.method
         if method != self._title and method in self._handlers:
             self.show_title(method)
@@ -376,14 +406,14 @@ class _Runtime:
             data = outcome.encode_result(method, value)
             self.vault.check(f"the result of {method}", data)
             view = look(data, lease.watch) if lease.watch else None
-            run_ns = monotonic_ns() - began_ns
+            run_ns = self._ran_ns(lease, began_ns, stood_ns)
             context.drop_artefacts()
             login = context.login_outcome(failed=False)
             clears = self._channel.clears
             return Completion(number, run_ns, data, clears=clears, view=view, login=login)
         except BaseException as error:  # noqa: BLE001 - sys.exit() in a handler ends the task only
-            run_ns = monotonic_ns() - began_ns
-            forks.leave_if_child(error)
+            run_ns = self._ran_ns(lease, began_ns, stood_ns)
+            self._raised(lease, error)
             attempt = outcome.FailedAttempt(lease, handler.options, context, error)
             completion = outcome.failed(attempt, run_ns, self.vault.redact)
             context.keep_artefacts()
@@ -391,6 +421,20 @@ class _Runtime:
             forks.leave_if_child()
             outcome.forget(error)
             return completion
+
+    def _raised(self, lease: Lease, error: BaseException) -> None:
+        """Hear what an attempt has raised, before anything is made of it."""
+        forks.leave_if_child(error)
+
+    def _ran_ns(self, lease: Lease, began_ns: int, stood_ns: int) -> int:
+        """End the debugger of a handler that has ended, if it has one; return how long it ran.
+
+        `stood_ns` is for how long the clock had stood when it began.
+        """
+        debugged = self._breakpoints
+        if debugged.lease == lease.lease:
+            debugged.attempt_over()
+        return self._now_ns() - began_ns - (debugged.stood_ns - stood_ns)
 
     async def attempt(
         self, lease: Lease, context: Context, channel: RequestChannel, began_ns: int
@@ -402,8 +446,9 @@ class _Runtime:
             return Completion(number, 0, b"", understood)
         handler, call, arguments = understood
         context.deadline = _deadline(lease, began_ns)
+        stood_ns = self._breakpoints.stood_ns
         value, error = await within_time(call(context, **arguments), self.pool, lease)
-        run_ns = monotonic_ns() - began_ns
+        run_ns = self._ran_ns(lease, began_ns, stood_ns)
         try:
             if error is not None:
                 raise error
@@ -414,6 +459,7 @@ class _Runtime:
             login = context.login_outcome(failed=False)
             return Completion(number, run_ns, data, clears=channel.clears, view=view, login=login)
         except BaseException as raised:  # noqa: BLE001 - as above
+            self._raised(lease, raised)
             attempt = outcome.FailedAttempt(lease, handler.options, context, raised)
             completion = outcome.failed(attempt, run_ns, vault.redact)
             context.keep_artefacts()
@@ -447,7 +493,7 @@ class _Runtime:
 
     def _make_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._runner = asyncio.Runner()
+            self._runner = asyncio.Runner(loop_factory=self.loop_factory)
             self._loop = self._runner.get_loop()
         return self._loop
 

@@ -3,8 +3,8 @@
 The decorators wrap sync and async functions alike and can be combined in any order; all tools are
 safe to use from several threads.
 
-May import: ipc.errors, ipc.resilience, ipc.secrets, workers.authoring, workers.metrics,
-workers.pages, workers.runtime.
+May import: ipc.errors, ipc.resilience, ipc.secrets, ipc.signatures, workers.authoring,
+workers.metrics, workers.pages.
 Not for: what the supervisor does itself: retries, breakers and timeouts of tasks.
 """
 

@@ -25,9 +25,9 @@ from typing import Any, ParamSpec, Protocol, TypeVar, cast, overload
 
 from msgspec import Struct
 
+from musterd.ipc.signatures import CONTEXT_NAMES
 from musterd.workers.authoring.base import Context
 from musterd.workers.authoring.settings import settings
-from musterd.workers.runtime.handlers import CONTEXT_NAMES
 from musterd.workers.toolkit import functions
 
 P = ParamSpec("P")
@@ -74,6 +74,15 @@ class Cached(Protocol[P, R_co]):
     def status(self) -> CacheStatus: ...
 
 
+_caches: "weakref.WeakSet[_Cache]" = weakref.WeakSet()
+
+
+def clear_all() -> None:
+    """Forget the results of all cached functions, as a new process has none."""
+    for cache in list(_caches):
+        cache.clear()
+
+
 class _Cache:
     """Cache of one function."""
 
@@ -92,6 +101,7 @@ class _Cache:
         self._entries: OrderedDict[Hashable, _Entry] = OrderedDict()
         self._running: dict[Hashable, _Running] = {}
         self._hits = self._misses = 0
+        _caches.add(self)
 
     async def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the result of a call; a coroutine that awaits nothing for a plain function."""

@@ -13,6 +13,8 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextvars import copy_context
+from functools import partial
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
 
@@ -52,7 +54,10 @@ class Pool(Executor):
         self._jobs: set[Future[Any]] = set()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Submit a job; ExecutorFull if JOBS_MAX wait already."""
+        """Submit a job; ExecutorFull if JOBS_MAX wait already.
+
+        The job runs in a copy of the caller's context: what it logs names the caller's task.
+        """
         with self._lock:
             if len(self._jobs) >= JOBS_MAX:
                 raise ExecutorFull(
@@ -60,7 +65,8 @@ class Pool(Executor):
                 )
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.threads, thread_name_prefix=self.name)
-            future = self._pool.submit(fn, *args, **kwargs)
+            inside = partial(copy_context().run, fn, *args, **kwargs)
+            future = self._pool.submit(inside)
             self._jobs.add(future)
         future.add_done_callback(self._jobs.discard)
         return future

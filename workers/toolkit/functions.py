@@ -12,8 +12,8 @@ from collections.abc import Callable, Coroutine
 from datetime import timedelta
 from typing import Any, ParamSpec, TypeVar, cast
 
+from musterd.ipc.signatures import CONTEXT_NAMES
 from musterd.workers.authoring.base import Context, TaskTimeout
-from musterd.workers.runtime.handlers import CONTEXT_NAMES
 
 CAUSES_MAX = 16  # of an error; a chain can be made a ring by hand
 

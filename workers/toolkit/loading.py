@@ -17,6 +17,7 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
 from datetime import timedelta
 from time import monotonic
 from typing import Any, ParamSpec, TypeVar
@@ -97,7 +98,7 @@ class loading:
         shown = self._begin()
         self._over.clear()
         self._thread = threading.Thread(
-            target=self._tick, args=(shown,), name="loading", daemon=True
+            target=copy_context().run, args=(self._tick, shown), name="loading", daemon=True
         )
         self._thread.start()
         return shown

@@ -58,6 +58,7 @@ class MemoryState:
         self.kept: dict[str | None, bytes] = {}
 
     def load(self, key: str | None = None, default: Any = None) -> Any:
+        """Return the value saved last, or `default`."""
         data = self.kept.get(key)
         return default if data is None else msgspec.msgpack.decode(data)
 
@@ -68,17 +69,21 @@ class MemoryState:
         self.kept[key] = msgspec.msgpack.encode(value)
 
     def clear(self, key: str | None = None) -> None:
+        """Forget the value."""
         self.kept.pop(key, None)
 
     async def aload(self, key: str | None = None, default: Any = None) -> Any:
+        """Return the value saved last, or `default`."""
         return self.load(key, default)
 
     async def asave(
         self, value: Any, key: str | None = None, ttl: float | None = None, *, keep: bool = False
     ) -> None:
+        """Keep the value as save() does."""
         self.save(value, key, ttl, keep=keep)
 
     async def aclear(self, key: str | None = None) -> None:
+        """Forget the value."""
         self.clear(key)
 
 
@@ -118,26 +123,32 @@ class Operation:
         self.key = operation_key(name, parameters, sensitive)
 
     def load(self) -> Any | None:
+        """Return the value saved last; None if there is none."""
         return self._loaded(self._store.load(self.key))
 
     def save(self, value: Any) -> None:
+        """Keep the value; on disk when save() returns. StateError if it has a secret in it."""
         self._check(value)
         self._store.save(value, self.key)
         log.debug("state of %s saved", self.key)
 
     def clear(self) -> None:
+        """Forget the state, as the end of a `with` block does."""
         self._store.clear(self.key)
         log.debug("state of %s cleared", self.key)
 
     async def aload(self) -> Any | None:
+        """Return the value saved last; None if there is none."""
         return self._loaded(await self._store.aload(self.key))
 
     async def asave(self, value: Any) -> None:
+        """Keep the value as save() does."""
         self._check(value)
         await self._store.asave(value, self.key)
         log.debug("state of %s saved", self.key)
 
     async def aclear(self) -> None:
+        """Forget the state."""
         await self._store.aclear(self.key)
         log.debug("state of %s cleared", self.key)
 

@@ -36,7 +36,7 @@ class BreakerCommands:
         return BreakerStatus(
             target=site.target,
             state=str(breaker.state),
-            open_seconds=max(0, left_ns) / 1e9,
+            open_seconds=None if breaker.state == "forced-open" else max(0, left_ns) / 1e9,
             failures=breaker.failures,
             reopenings=breaker.reopenings,
             running=site.inside,

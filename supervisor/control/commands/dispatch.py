@@ -17,6 +17,7 @@ from musterd.supervisor.control.commands.artefacts import ArtefactCommands
 from musterd.supervisor.control.commands.breakers import BreakerCommands
 from musterd.supervisor.control.commands.cluster import ClusterCommands
 from musterd.supervisor.control.commands.dead import DeadCommands
+from musterd.supervisor.control.commands.debug import DebugCommands
 from musterd.supervisor.control.commands.history import HistoryCommands
 from musterd.supervisor.control.commands.reload import ReloadCommands
 from musterd.supervisor.control.commands.schedules import ScheduleCommands
@@ -45,6 +46,7 @@ class Commands:
         self._clock = clock
         self.answers = LaterAnswers()
         self._alerts = AlertCommands(shell)
+        self.debug = DebugCommands(shell)
         self._methods: Methods = {
             rpc.Status: lambda params: select(shell.status(), params.names),
             rpc.Shutdown: self._shutdown,
@@ -53,7 +55,7 @@ class Commands:
             rpc.AcceptClock: self._accept_clock,
             rpc.ShowMemory: lambda _: shell.memory_status(),
             rpc.Metrics: lambda _: figures.all(),
-            **SlotCommands(shell, self.answers).methods(),
+            **SlotCommands(shell, self.answers, reloading).methods(),
             **TaskCommands(shell, self.answers).methods(),
             **DeadCommands(shell, self.answers).methods(),
             **ReloadCommands(shell, self.answers, reloading).methods(),
@@ -74,6 +76,8 @@ class Commands:
         """Return a result, an RpcError or a Pending; called by the ControlServer."""
         if isinstance(params, OWN_ONLY) and caller.uid not in (0, os.geteuid()):
             return RpcError(rpc.NOT_ALLOWED, f"not allowed: {method} is for the daemon's own")
+        if isinstance(params, rpc.Debug):
+            return self.debug.begin(params, caller)
         if isinstance(params, ASK_THE_STORE) and self._shell.store_requests.full:
             return RpcError(rpc.LIMIT_REACHED, BUSY)
         return self._methods[type(params)](params)

@@ -6,7 +6,7 @@ from musterd.supervisor.api.status import KeyChange, PoolReload, ReloadResult
 from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.slot import SlotState
-from musterd.supervisor.service.reload import Refused, Reloading
+from musterd.supervisor.service.reload import Answer, Refused, Reloading
 from musterd.supervisor.settings.diff import ADDED, REMOVED, Difference, PoolChange
 from musterd.supervisor.shell import Shell
 
@@ -25,18 +25,18 @@ class ReloadCommands:
     def _reread(self, _params: rpc.Reread) -> Pending:
         pending = Pending()
 
-        def then(answer: Difference | Refused) -> None:
+        def then(answer: Answer | Refused) -> None:
             pending.resolve(_refusal(answer) if isinstance(answer, Refused) else _planned(answer))
 
         self._reloading.read(then)
         return pending
 
     def _reload(self, params: rpc.Reload | rpc.Update) -> Pending:
-        names = params.names if isinstance(params, rpc.Reload) else []
+        names, code = (params.names, params.code) if isinstance(params, rpc.Reload) else ([], False)
         self._check(names)
         pending = Pending()
 
-        def then(answer: Difference | Refused) -> None:
+        def then(answer: Answer | Refused) -> None:
             if isinstance(answer, Refused):
                 pending.fail(_refusal(answer))
             elif params.no_block:
@@ -44,7 +44,7 @@ class ReloadCommands:
             else:
                 self._answers.wait(pending, lambda: self._tell(pending, answer))
 
-        self._reloading.reload(then, tuple(names))
+        self._reloading.reload(then, tuple(names), code=code)
         return pending
 
     def _check(self, names: list[str]) -> None:
@@ -54,13 +54,16 @@ class ReloadCommands:
                 known = ", ".join(sorted(pools)) or "none"
                 raise RpcError(NO_SUCH_NAME, f"no such pool: {name!r}: there are {known}")
 
-    def _tell(self, pending: Pending, difference: Difference) -> bool:
+    def _tell(self, pending: Pending, answer: Answer) -> bool:
         """Answer once every pool is where the new configuration wants it; whether it did."""
+        difference = answer.difference
         outcomes = [self._outcome(each) for each in difference.pools]
         settled = [each for each in outcomes if each is not None]
         if len(settled) < len(outcomes):
             return False
-        pending.resolve(ReloadResult(_changes(difference), settled, difference.restart))
+        pending.resolve(
+            ReloadResult(_changes(difference), settled, difference.restart, newer=answer.newer)
+        )
         return True
 
     def _outcome(self, change: PoolChange) -> PoolReload | None:
@@ -89,10 +92,11 @@ def _refusal(refused: Refused) -> RpcError:
     return RpcError(FAILED, f"the configuration was refused, nothing changed:\n{refused.reason}")
 
 
-def _planned(difference: Difference) -> ReloadResult:
+def _planned(answer: Answer) -> ReloadResult:
     """Return what a reload will do, before it is done."""
+    difference = answer.difference
     pools = [PoolReload(each.name, each.effect) for each in difference.pools]
-    return ReloadResult(_changes(difference), pools, difference.restart, done=False)
+    return ReloadResult(_changes(difference), pools, difference.restart, False, answer.newer)
 
 
 def _changes(difference: Difference) -> list[KeyChange]:

@@ -5,10 +5,9 @@ Nobody sees what they hold.
 
 from msgspec import structs
 
-from musterd.ipc.secrets.sessions import Unreadable, read_head
 from musterd.ipc.wire.messages import SESSION_PREFIX
 from musterd.supervisor.api import rpc
-from musterd.supervisor.api.status import SessionList, SessionStatus
+from musterd.supervisor.api.status import SessionList, SessionStatus, session_kept
 from musterd.supervisor.control.answers import Methods, Pending
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.ledger import STATE
@@ -16,6 +15,8 @@ from musterd.supervisor.shell import Shell
 from musterd.supervisor.store.interface import FindFact
 
 _UNKNOWN = "no such session: {!r}: see musterctl sessions"
+
+_SHARED = "the logins of {0!r} are counted by the cluster: musterctl --cluster sessions reset {0}"
 
 
 class SessionCommands:
@@ -33,8 +34,8 @@ class SessionCommands:
         """Look them up one after the other: each may be large, and they are not needed at once."""
         pending, found = Pending(), list[SessionStatus]()
         names = sorted(self._shell.fleet.policy.sessions)
-        if params.held:
-            every = [self._live(name) for name in names]
+        if params.held:  # for alerts: of those that all nodes hold, one node tells
+            every = [self._live(name) for name in names if self._tells(name)]
             return SessionList(sessions=[each for each in every if each.held_seconds])
 
         def look() -> None:
@@ -45,50 +46,49 @@ class SessionCommands:
             self._shell.store_requests.ask(FindFact(STATE, key), note, pending.unreadable)
 
         def note(value: bytes | None) -> None:
-            found.append(self._status(names[len(found)], value))
+            live = self._live(names[len(found)])
+            found.append(session_kept(live, value, self._shell.wall_ns()))
             look()
 
         look()
         return pending
 
+    def _tells(self, name: str) -> bool:
+        cluster = self._shell.fleet.cluster
+        return name not in cluster.logins or cluster.holds(name)
+
     def _live(self, name: str) -> SessionStatus:
         """Return what the core knows of a session."""
-        places = self._shell.fleet.sessions.get(name)
-        if places is None:
-            return SessionStatus(name=name)
-        now_ns, breaker = self._shell.now_ns(), places.breaker
-        held = places.is_held(now_ns)
-        return SessionStatus(
-            name=name,
-            running=places.bulkhead.used,
-            waiting=places.waiting.tasks,
-            login_task=places.login,
-            login_failures=breaker.failures,
-            login_problem=places.problem,
-            held_seconds=(breaker.open_until_ns - now_ns) / 1e9 if held else 0.0,
-        )
-
-    def _status(self, name: str, value: bytes | None) -> SessionStatus:
-        status = self._live(name)
-        if value is None:
+        places, now_ns = self._shell.fleet.sessions.get(name), self._shell.now_ns()
+        status = SessionStatus(name=name)
+        if places is not None:
+            status = SessionStatus(
+                name=name,
+                running=places.bulkhead.used,
+                waiting=places.waiting.tasks,
+                login_task=places.login,
+                login_failures=places.breaker.failures,
+                login_problem=places.problem,
+                held_seconds=_until(places.breaker.open_until_ns, now_ns, places.is_held(now_ns)),
+            )
+        shared = self._shell.fleet.cluster.logins.get(name)
+        if shared is None or status.held_seconds:
             return status
-        now_ns = self._shell.wall_ns()
-        try:
-            head = read_head(value)
-        except Unreadable as error:
-            return structs.replace(status, kept=True, bytes=len(value), problem=str(error))
         return structs.replace(
             status,
-            kept=True,
-            site=head.site,
-            bytes=len(value),
-            login_seconds=_since(head.login_wall_ns, now_ns),
-            saved_seconds=_since(head.saved_wall_ns, now_ns),
+            login_failures=shared.failures,
+            login_problem=shared.problem,
+            held_seconds=_until(shared.until_ns, now_ns, now_ns < shared.until_ns),
         )
 
     def _reset(self, params: rpc.ResetSession) -> SessionStatus:
         if params.name not in self._shell.fleet.policy.sessions:
             raise rpc.RpcError(rpc.NO_SUCH_NAME, _UNKNOWN.format(params.name))
+        places = self._shell.fleet.sessions.get(params.name)
+        if params.name in self._shell.fleet.cluster.logins and (
+            places is None or places.breaker.as_new
+        ):
+            raise rpc.RpcError(rpc.FAILED, _SHARED.format(params.name))
         self._shell.feed(events.SessionReset(params.name))
         return self._live(params.name)
 
@@ -107,5 +107,5 @@ class SessionCommands:
         return pending
 
 
-def _since(then_ns: int, now_ns: int) -> float:
-    return max(0.0, (now_ns - then_ns) / 1e9) if then_ns else 0.0
+def _until(then_ns: int, now_ns: int, holds: bool) -> float:
+    return (then_ns - now_ns) / 1e9 if holds else 0.0

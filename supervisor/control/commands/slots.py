@@ -23,15 +23,18 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.pool import Pool
 from musterd.supervisor.core.model.slot import Slot, SlotState
 from musterd.supervisor.core.tasks.pauses import DRAINED
+from musterd.supervisor.service.newer_code import Check
+from musterd.supervisor.service.reload import Reloading
 from musterd.supervisor.shell import Shell
 
 Names = tuple[tuple[str, int], ...]
 
 
 class SlotCommands:
-    def __init__(self, shell: Shell, answers: LaterAnswers) -> None:
+    def __init__(self, shell: Shell, answers: LaterAnswers, reloading: Reloading) -> None:
         self._shell = shell
         self._answers = answers
+        self._reloading = reloading
 
     def methods(self) -> Methods:
         return {
@@ -98,8 +101,9 @@ class SlotCommands:
     def _restart(self, params: rpc.Restart) -> object:
         names = self.expand(params.names)
         before = {slot.name: slot.worker for slot in self._slots(names)}
+        code = self._reloading.code.ask({pool for pool, _ in names})
         self._shell.feed(events.RestartRequested(names))
-        return self._wait_for(names, params.no_block, _is_up, _is_down, workers=before)
+        return self._wait_for(names, params.no_block, _is_up, _is_down, workers=before, code=code)
 
     def _reset(self, params: rpc.Reset) -> object:
         names = self.expand(params.names)
@@ -206,6 +210,7 @@ class SlotCommands:
         workers: dict[str, int] | None = None,  # for a restart: those that must be gone
         why: str = "",  # the reason of a failure; "": the slot knows
         pending: Pending | None = None,
+        code: Check | None = None,  # to be told with the outcome
     ) -> Pending:
         """Answer when each slot has reached or failed what was asked for."""
         pending = pending or Pending()
@@ -228,16 +233,22 @@ class SlotCommands:
                     return None
             return found
 
-        return self._wait(pending, results)
+        return self._wait(pending, results, code)
 
-    def _wait(self, pending: Pending, results: Callable[[], list[SlotResult] | None]) -> Pending:
+    def _wait(
+        self,
+        pending: Pending,
+        results: Callable[[], list[SlotResult] | None],
+        code: Check | None = None,
+    ) -> Pending:
         """Answer with `results`, which returns None while there is something to wait for."""
 
         def attempt() -> bool:
             slots = results()
-            if slots is None:
+            if slots is None or (code is not None and not code.over):
                 return False
-            pending.resolve(CommandResult(slots=slots))
+            newer = code.result if code is not None else []
+            pending.resolve(CommandResult(slots=slots, newer=newer))
             return True
 
         return self._answers.wait(pending, attempt)

@@ -129,7 +129,7 @@ class TaskCommands:
 
         def found_live(stored: list[StoredTask]) -> None:
             live.extend([_listed(each) for each in stored if each.spec.id in on_disk])
-            live.sort(key=lambda each: each.submitted_at, reverse=True)
+            live.sort(key=lambda each: each.submitted_at or 0.0, reverse=True)
             list_finished()
 
         def list_finished() -> None:

@@ -346,6 +346,22 @@ class AnswerWait(Action, frozen=True):
     reason: str
 
 
+class AnswerDebugger(Action, frozen=True):
+    """Give the debugger of a handler a line; None: there is nobody, or nobody any more."""
+
+    worker: int
+    request: int
+    line: str | None = None
+
+
+class BreakIntoHandler(Action, frozen=True):
+    """Stop in the code of a debugged handler; `leave`: have it go on without a debugger instead."""
+
+    worker: int
+    lease: int
+    leave: bool = False
+
+
 class ReadBoard(Action, frozen=True):
     """Read the worker's scoreboard; answer with BoardRead."""
 
@@ -448,6 +464,24 @@ class NewsTold(_Answer, frozen=True):
     change: int
 
 
+# -- people who debug -------------------------------------------------------------------------
+
+
+class ShowDebugger(_Answer, frozen=True):
+    """Show the person what the debugger of this worker says; with a prompt, ask for a line."""
+
+    worker: int
+    text: str
+    prompt: str | None = None
+
+
+class CloseDebugger(_Answer, frozen=True):
+    """Tell the person who debugs this worker that it is over."""
+
+    worker: int
+    reason: str
+
+
 # -- the daemon itself ------------------------------------------------------------------------
 
 
@@ -476,6 +510,7 @@ class Report(Action, frozen=True):
     number_before: int = 0
     changed_at: float = 0.0  # wall-clock time of the change, which may be told much later
     again: bool = False  # told once more after a restart: it may have been told before
+    traceback: str = ""  # of a handler, for the log alone
     summary: str = ""  # what has changed, in one line: this and what follows, by the shell
     before: Any = None  # the results themselves, as JSON can have them; None: too long or unknown
     after: Any = None

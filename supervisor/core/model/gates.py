@@ -194,13 +194,6 @@ class SessionPlaces(Places):
         task.login_probe = self.round if self.breaker.begin() else 0
         task.login_seen = self.logins
 
-    def probe(self, task: Task, now_ns: int) -> None:
-        """Let an attempt of the cluster try a login, if it is time for one."""
-        before = self.breaker.state
-        admitted = self.breaker.admits(now_ns)
-        self.round += self.breaker.state != before
-        task.login_probe = self.round if admitted and self.breaker.begin() else 0
-
     def forget_probe(self, task: Task) -> None:
         if task.login_probe and task.login_probe == self.round:
             self.breaker.forget(probe=True)

@@ -66,6 +66,8 @@ class PoolPolicy(Struct, frozen=True):
     spare: bool = True  # keep a process ready for the next worker
     cache_ns: int = 30 * SECOND_NS  # age of a cached result where a task gives none ...
     debounce_ns: int = 500 * MILLISECOND_NS  # ... and of a submit, for debounce
+    debug: bool = False  # a handler may wait at a breakpoint for a person ...
+    debug_wait_ns: int = 600 * SECOND_NS  # ... for so long
     clustered: bool = False  # its tasks come from the cluster
     sessions: tuple[str, ...] = ()  # names that its tasks may use
 

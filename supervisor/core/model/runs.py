@@ -4,6 +4,8 @@ Pure calculation, for the schedules of a daemon (core/tasks/schedules.py) and fo
 (cluster/scheduler.py). Instants are wall-clock nanoseconds.
 """
 
+from typing import Literal
+
 from msgspec import Struct
 
 from musterd.ipc.resilience.policy import SECOND_NS
@@ -48,6 +50,41 @@ def due_runs(policy: SchedulePolicy, last_ns: int, wall_ns: int) -> DueRuns:
     many = "" if due.counted else "at least "
     why = f"{many}{left_out} were due and not run in time (catch_up = {policy.catch_up})"
     return DueRuns(runs, newest_ns, left_out, why if left_out else "")
+
+
+# What becomes of a run that is due: it begins, waits for its turn, begins in place of the last run,
+# which ends; it is left out, and the last run is tried again at once; or it is left out.
+Way = Literal["begins", "waits", "replaces", "hastens", "left out"]
+
+
+def way_of(policy: SchedulePolicy, *, alive: bool, retrying: bool, asked: bool) -> Way:
+    """Return what becomes of a run that is due while others may be `alive`.
+
+    `retrying`: those that are alive have been attempted, and wait for another attempt. `asked`:
+    a person asked for one of them and waits for it, so it does not end for another one.
+    """
+    if not alive or policy.overlap:
+        return "begins"
+    if policy.catch_up == "all":
+        return "waits"
+    if not retrying:
+        return "left out"
+    return "hastens" if asked else "replaces"
+
+
+def is_by_hand(id_: str) -> bool:
+    """Return whether somebody has asked for the run of this id."""
+    return id_.endswith("m")
+
+
+def replaced_why(name: str) -> str:
+    """Say why a run that waited for a retry has ended."""
+    return f"not tried again: the next run of schedule '{name}' is due"
+
+
+def hastened_why(id_: str) -> str:
+    """Say why no run was made: another one is attempted instead."""
+    return f"run {id_}, which somebody waits for, is tried again in its place"
 
 
 def is_set_back(policy: SchedulePolicy, ahead_ns: int) -> bool:

@@ -140,6 +140,7 @@ class Slot:
         self.recalling = False
         self.deadline_ns = 0  # when to look at its scoreboard, 0 for never
         self.idle_looks = 0  # looks in a row that found it idle although it has leases
+        self.debugged_ns = 0  # since when a person debugs its task or is waited for, 0 if nobody
         self.missed = 0  # health checks in a row without a sign of life in time
         self.returned: deque[int] = deque(maxlen=RETURNED_MAX)  # leases that it gave back
         # How worn the worker is (core/workers/recycling.py).

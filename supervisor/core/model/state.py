@@ -34,6 +34,8 @@ class State:
         self.ended_since: dict[str, None] = {}  # ids of `asked` that ended since
         # Clients that wait for tasks of removed pools, by id.
         self.stranded: dict[str, dict[bytes, None]] = {}
+        # By lease, for how long its time did not count (core/tasks/debugging.py).
+        self.suspended: dict[int, int] = {}
         self.cancelled_early: dict[str, None] = {}  # ids to be cancelled if they turn out to be new
 
     def clock_read(self, event: ClockRead) -> None:
@@ -59,6 +61,7 @@ class State:
         cause: str = "",
         count: int = 0,
         node: str = "",
+        traceback: str = "",
     ) -> None:
         """Report an event of a slot, a pool, a task or a target."""
         home = slot.pool if slot is not None else pool
@@ -77,6 +80,7 @@ class State:
                 cause=cause,
                 count=count,
                 node=node,
+                traceback=traceback,
             )
         )
 

@@ -18,6 +18,7 @@ from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import BackoffPolicy
 from musterd.ipc.wire.messages import LOW, NOT_GIVEN, Failure, Fetching, Outcome, TaskSpec, View
+from musterd.ipc.wire.node_messages import LoginVerdict
 
 if TYPE_CHECKING:
     from musterd.supervisor.core.model.gates import Debtors, Gate
@@ -86,6 +87,7 @@ class Claim(Struct, gc=False):
     keeps: bool  # its result is of use as the last good one
     falls_back: bool = False  # a failure for good ends with its last good result or a default
     lost: bool = False  # it is not ours any more: its end is told to nobody
+    login: LoginVerdict | None = None  # what its end says about a login
     fetching: Fetching | None = None  # what its target says about fetching
 
 

@@ -21,6 +21,7 @@ from musterd.ipc.wire.messages import (
     PERMANENT,
     RESULT_BYTES_MAX,
     TIMEOUT,
+    Arguments,
     Completion,
     Failure,
     Lease,
@@ -104,10 +105,13 @@ def completion_of(
 
 
 def test_the_example_of_the_contract_loads_with_its_declarations(write: Write) -> None:
-    loaded = load(f"{write(CONTRACT)}:Promos")
+    module = write(CONTRACT)
+    loaded = load(f"{module}:Promos")
+    places = [f"{module}:Promos.{name}" for name in ("extract", "render")]
+    extract, render = Arguments(("url", "select"), ("url", "select")), Arguments(("url",), ("url",))
     assert loaded.declarations == (
-        TaskDeclaration("extract", 30 * 10**9, 3, "url"),
-        TaskDeclaration("render", 0, NOT_GIVEN, ""),
+        TaskDeclaration("extract", 30 * 10**9, 3, "url", place=places[0], arguments=extract),
+        TaskDeclaration("render", 0, NOT_GIVEN, "", place=places[1], arguments=render),
     )
     assert [handler.is_async for handler in loaded.handlers] == [False, True]
     assert loaded.handlers[0].options.retry_on == (TimeoutError,)
@@ -204,7 +208,7 @@ def test_a_missing_module_is_named() -> None:
 
 def test_a_failing_import_inside_the_module_is_told_from_a_missing_module(write: Write) -> None:
     name = write("\nimport no_such_dependency\n")
-    with pytest.raises(WorkerLoadError, match=r"import failed with ModuleNotFoundError.*line 2"):
+    with pytest.raises(WorkerLoadError, match=r"import failed with ModuleNotFoundError.*\.py:2;"):
         load(f"{name}:Anything")
 
 

@@ -88,7 +88,8 @@ def test_what_close_raises_is_told() -> None:
 def test_one_that_hangs_is_interrupted_and_the_others_have_their_turn(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(closing, "monotonic", lambda: 1000.0)  # the shares are exact
+    # The shares are exact.
+    monkeypatch.setattr(closing.SystemClock, "now_ns", lambda _: 10**12)
     called: list[str] = []
 
     def hangs() -> None:

@@ -52,6 +52,50 @@ def with_peer(work: Callable[[Peer], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize(
+    ("sent", "read"),
+    [
+        (rb"half \ud83d", "half \N{REPLACEMENT CHARACTER}"),
+        (rb"\udC00\uD83D\u0041", "\N{REPLACEMENT CHARACTER}" * 2 + "A"),
+        (rb"\ud83d\ude00 \ud83d", "\N{GRINNING FACE} \N{REPLACEMENT CHARACTER}"),
+        (rb"\\ud83d \udc00", "\\ud83d \N{REPLACEMENT CHARACTER}"),
+        (rb"\ud83d\\ude00", "\N{REPLACEMENT CHARACTER}\\ude00"),
+    ],
+)
+def test_halves_of_characters_are_replaced(sent: bytes, read: str) -> None:
+    """Pages say such things, and the browser is shared by many pages."""
+
+    async def work(peer: Peer) -> None:
+        answer = asyncio.ensure_future(peer.connection.browser.command("One"))
+        await asyncio.sleep(0)
+        peer.write(b'{"id": 1, "result": {"a": "' + sent + b'"}}\0')
+        assert await answer == {"a": read}
+
+    with_peer(work)
+
+
+def test_what_a_page_says_at_length_is_dropped_as_it_comes() -> None:
+    """Pages may log hundreds of megabytes, of which nobody wants more than a line."""
+
+    async def work(peer: Peer) -> None:
+        heard: list[dict[str, Any]] = []
+        peer.connection.session("S").on("Runtime.consoleAPICalled", heard.append)
+        answer = asyncio.ensure_future(peer.connection.browser.command("One"))
+        await asyncio.sleep(0)
+        for size in (cdp.SAID_BYTES_MAX // 2, 2 * cdp.SAID_BYTES_MAX):
+            said = b'{"method":"Runtime.consoleAPICalled","params":{"a":"' + b"x" * size
+            for start in range(0, len(said), 65536):
+                peer.connection.data_received(said[start : start + 65536])
+                assert peer.connection.held_bytes <= cdp.SAID_BYTES_MAX + 65536
+            peer.connection.data_received(b'"},"sessionId":"S"}')
+            peer.connection.data_received(b"\0")
+        peer.connection.data_received(said + b'"}}\0{"id": 1, "result": {"a": 1}}\0')
+        assert await answer == {"a": 1}
+        assert [len(each["a"]) for each in heard] == [cdp.SAID_BYTES_MAX // 2]
+
+    with_peer(work)
+
+
 def test_answers_find_their_commands_in_any_order_and_in_pieces() -> None:
     async def work(peer: Peer) -> None:
         browser = peer.connection.browser

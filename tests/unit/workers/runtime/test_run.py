@@ -6,8 +6,8 @@ import sys
 ENDING = """
 import signal
 from musterd.ipc.wire.scoreboard import Scoreboard
-from musterd.workers.runtime.run import _Runtime, load
-runtime = _Runtime(load("musterd.workers.parser:ParserWorker"), "parser", Scoreboard.create())
+from musterd.workers.runtime.run import Runtime, load
+runtime = Runtime(load("musterd.workers.parser:ParserWorker"), "parser", Scoreboard.create())
 signal.setitimer(signal.ITIMER_REAL, 1000, 1000)
 runtime.end()
 print(signal.getitimer(signal.ITIMER_REAL))
