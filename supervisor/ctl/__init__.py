@@ -8,6 +8,7 @@ ipc.watching, ipc.wire, settings, store, system, text.
 Not for: anything that runs in the daemon.
 """
 
+import os
 import sys
 
 import click
@@ -15,20 +16,6 @@ import msgspec
 
 from musterd.ipc.errors import MusterdError
 from musterd.supervisor.api import rpc
-from musterd.supervisor.ctl import (  # noqa: F401 - each adds its commands to cli
-    alerts,
-    breakers,
-    cluster,
-    daemon,
-    fleet,
-    history,
-    imports,
-    memory,
-    schedules,
-    sessions,
-    streams,
-    tasks,
-)
 from musterd.supervisor.ctl.app import (
     CLUSTER_UNREACHABLE,
     CLUSTER_UNUSABLE,
@@ -47,13 +34,25 @@ from musterd.supervisor.ctl.supervisorctl import Instead
 
 __all__ = ["main"]
 
+COMPLETION = "_MUSTERCTL_COMPLETE"  # set by the scripts of shells
+
 _CODE_OF = {rpc.NO_SUCH_NAME: NO_SUCH_NAME, rpc.INVALID_PARAMS: USAGE}
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run musterctl and return its exit code."""
     prepare_output()
+    if COMPLETION in os.environ:
+        _prepare_completion()
     return _execute(sys.argv[1:] if arguments is None else arguments, Settings(shell=_shell))
+
+
+def _prepare_completion() -> None:
+    from click.shell_completion import add_completion_class
+
+    from musterd.supervisor.text.shell_line import Bash
+
+    add_completion_class(Bash)
 
 
 def _shell(settings: Settings) -> int:
@@ -68,7 +67,11 @@ def _execute(words: list[str], settings: Settings) -> int:
         code = cli.main(words, prog_name="musterctl", standalone_mode=False, obj=settings)
     except click.UsageError as error:
         path = error.ctx.command_path if error.ctx else "musterctl"
-        warn(f"{error.format_message().rstrip('.')}: see {path} --help")
+        what = error.format_message().rstrip(".")
+        why = f"{what}{' ' if what.endswith('?') else ': '}see {path} --help"
+        warn(why)
+        if settings.json or "--json" in words:
+            emit_json(msgspec.json.encode({"error": rpc.ErrorBody(USAGE, why)}))
         return USAGE
     except (click.Abort, KeyboardInterrupt):
         return FAILED
@@ -100,6 +103,7 @@ def _failed(settings: Settings, error: MusterdError) -> int:
         body = rpc.ErrorBody(code, str(error))
     elif isinstance(error, (TooLong, Instead)):
         code = USAGE
+        body = rpc.ErrorBody(code, str(error))
     warn(str(error))
     if settings.json:
         emit_json(msgspec.json.encode({"error": body}))

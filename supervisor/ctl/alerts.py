@@ -5,18 +5,26 @@ import click
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.alerts import AlertsStatus, AlertStatus, AlertTested, OpenAlert
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import DONE, FAILED, Settings, ask, command
+from musterd.supervisor.ctl.app import DONE, FAILED, Action, Settings, ask, command, completes
 from musterd.supervisor.ctl.output import emit, warn
+from musterd.supervisor.ctl.table import Column, paper, short_moment, table, untold
 from musterd.supervisor.text.printable import printable
 
-_HEADS = ["ALERT", "STATE", "OPEN", "SENT", "FAILURES", "LAST SENT", "TO"]
-_STATE_COLUMN = 1
+_COLUMNS = (
+    Column("ALERT", name=True),
+    Column("STATE"),
+    Column("OPEN"),
+    Column("SENT", rank=1, below=untold),
+    Column("FAILURES", rank=2, below=untold),
+    Column("LAST SENT", short=short_moment),
+    Column("TO", rank=9),
+)
 
 
 @command(
     "alerts",
-    click.argument("action", type=click.Choice(("list", "test")), default="list"),
-    click.argument("name", required=False),
+    click.argument("action", type=Action(("list", "test")), default="list"),
+    click.argument("name", required=False, shell_complete=completes("alerts")),
 )
 def alerts(settings: Settings, action: str, name: str | None) -> int:
     """List alerts, or send a test message through one."""
@@ -42,15 +50,16 @@ def alerts(settings: Settings, action: str, name: str | None) -> int:
 def _listed(found: AlertsStatus) -> str:
     if not found.alerts and not found.pid:
         return "no alerts: none are configured, or the alerts process has not reported yet"
-    rows = [_row(each) for each in found.alerts]
-    parts = [show.table(_HEADS, rows, _STATE_COLUMN, colour=show.coloured())]
+    alerts = sorted(found.alerts, key=lambda each: (each.state != "failing", not each.open))
+    on = paper()
+    parts = [table(_COLUMNS, [_row(each) for each in alerts], on, colour_of=show.states(1))]
     if not found.pid:
         why = found.reason or "it has not reported yet"
-        parts.append(printable(f"the alerts process is {found.state}: {why}"))
-    for each in found.alerts:
-        parts += [_opened(each.name, line) for line in each.open]
+        parts.append(show.prose(f"the alerts process is {found.state}: {why}", on))
+    for each in alerts:
+        parts += [show.prose(_opened(each.name, line), on) for line in each.open]
         if each.error:
-            parts.append(printable(f"{each.name}: not delivered: {each.error}"))
+            parts.append(show.prose(f"{each.name}: not delivered: {each.error}", on))
     return "\n".join(parts)
 
 
@@ -61,7 +70,7 @@ def _row(each: AlertStatus) -> list[str]:
         str(len(each.open)),
         str(each.sent),
         str(each.failures) + (f" ({each.lost} lost)" if each.lost else ""),
-        show.moment(each.sent_at) if each.sent_at else "-",
+        show.moment(each.sent_at),
         each.destination,
     ]
 
@@ -69,4 +78,4 @@ def _row(each: AlertStatus) -> list[str]:
 def _opened(name: str, line: OpenAlert) -> str:
     about = f"{line.kind} {line.subject}".rstrip()
     text = f": {line.text}" if line.text else ""
-    return printable(f"{name}: {about} {line.stage} since {show.moment(line.since)}{text}")
+    return f"{name}: {about} {line.stage} since {show.moment(line.since)}{text}"

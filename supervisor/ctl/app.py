@@ -15,8 +15,10 @@ for the commands that have it.
 """
 
 import os
+import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -24,9 +26,9 @@ import msgspec
 from msgspec import Raw, Struct
 
 from musterd import __version__
-from musterd.ipc.errors import ConfigurationError, MusterdError
+from musterd.ipc.errors import ConfigurationError
 from musterd.supervisor.api import rpc
-from musterd.supervisor.api.status import CommandResult, FleetStatus
+from musterd.supervisor.api.status import CommandResult
 from musterd.supervisor.ctl import show, supervisorctl
 from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.connection import Connection, Unreachable
@@ -35,11 +37,35 @@ from musterd.supervisor.ctl.output import emit, emit_json, warn
 if TYPE_CHECKING:
     from musterd.supervisor.ctl.cluster_answers import ClusterConnection
 
+    _Choice = click.Choice[str]
+else:
+    _Choice = click.Choice  # generic since click 8.2
+
 DONE, FAILED, USAGE, NOT_AT_TARGET, NO_SUCH_NAME, UNREACHABLE = 0, 1, 2, 3, 4, 7
 CLUSTER_UNREACHABLE, CLUSTER_UNUSABLE = 69, 78
 
-COMPLETION_SECONDS = 1.0  # nobody who pressed Tab waits longer
 ANSWER_SECONDS = 10.0  # for requests answered at once; a wait for an outcome has no limit
+
+# The module of each command.
+_MODULE_OF = {
+    name: module
+    for module, names in {
+        "alerts": "alerts",
+        "breakers": "breaker",
+        "cluster": "cluster",
+        "daemon": "reread reload update shutdown version clock",
+        "debug": "debug",
+        "fleet": "status start stop restart reset scale pause drain resume signal pid",
+        "history": "changes history",
+        "imports": "import",
+        "memory": "memory",
+        "schedules": "schedule",
+        "sessions": "sessions",
+        "streams": "events tail top",
+        "tasks": "submit tasks task cache cancel dead retry purge",
+    }.items()
+    for name in names.split()
+}
 
 Answer = TypeVar("Answer")
 Function = Callable[..., Any]
@@ -60,8 +86,76 @@ class Settings(Struct):
     shell: Callable[["Settings"], int] | None = None  # runs where no command is given
 
 
-class Musterctl(click.Group):
-    """The group of all commands; suggests the nearest name for an unknown one."""
+class Commands(click.Group):
+    """A group that says what to type where a command does not exist."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if self.get_command(ctx, args[0]) is None:
+            from musterd.supervisor.ctl import suggest  # only for slips
+
+            known = [*self.list_commands(ctx), *supervisorctl.LEAVE, *supervisorctl.HELP]
+            before = [] if ctx.parent is None else [ctx.info_name or ""]
+            named = " ".join((*before, args[0]))
+            if before:
+                near = suggest.nearest(args[0], self.list_commands(ctx))
+                meant = shlex.join(("musterctl", *before, near, *args[1:]))
+                says = f"did you mean {meant}?" if near else "see musterctl cluster --help"
+            else:
+                says = suggest.instead_of(args[0], args[1:], known)
+            raise supervisorctl.Instead(f"there is no command {named}: {says}")
+        return super().resolve_command(ctx, args)
+
+
+class Action(_Choice):
+    """What a command is to do: its first argument."""
+
+    name = "action"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value in self.choices:
+            return str(value)
+        from musterd.supervisor.ctl import suggest
+
+        command = ctx.info_name if ctx is not None else ""
+        near = suggest.instead_of_action(str(value), self.choices)
+        says = f"did you mean musterctl {command} {near}? " if near else ""
+        raise supervisorctl.Instead(
+            f"there is no command {command} {value}: {says}there are {', '.join(self.choices)}"
+        )
+
+
+class Musterctl(Commands):
+    """The group of all commands.
+
+    A command loads its own module and no other: what the others import takes most of the time.
+    """
+
+    @property
+    def commands(self) -> MutableMapping[str, click.Command]:
+        """Return all commands, loaded."""
+        for name in _MODULE_OF:
+            self._load(name)
+        return self._loaded
+
+    @commands.setter
+    def commands(self, loaded: MutableMapping[str, click.Command]) -> None:
+        self._loaded = loaded
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        self._loaded[name or cmd.name or ""] = cmd
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(_MODULE_OF)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return self._load(cmd_name)
+
+    def _load(self, name: str) -> click.Command | None:
+        if name not in self._loaded and name in _MODULE_OF:
+            import_module(f"{__package__}.{_MODULE_OF[name]}")  # adds its commands
+        return self._loaded.get(name)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -75,14 +169,7 @@ class Musterctl(click.Group):
                 emit(ctx.get_help())
                 ctx.exit(DONE)
             args = [args[1], "--help"]
-        args = supervisorctl.meant(args)
-        name = args[0]
-        if self.get_command(ctx, name) is None:
-            import difflib
-
-            near = difflib.get_close_matches(name, self.commands, 1)
-            ctx.fail(f"no command {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
-        return super().resolve_command(ctx, args)
+        return super().resolve_command(ctx, supervisorctl.meant(args))
 
 
 def _check_text(ctx: click.Context, word: str) -> None:
@@ -221,17 +308,15 @@ def command(
     return register
 
 
-def _complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> list[str]:
-    """Return names of pools and slots that begin with `begun`; none if the daemon is slow."""
-    given = ctx.find_root().params
-    settings = Settings(socket=given.get("socket") or "", timeout=COMPLETION_SECONDS)
-    try:
-        fleet = ask(settings, rpc.Status(), FleetStatus)
-    except (MusterdError, msgspec.DecodeError):
-        return []
-    pools = [pool.name for pool in fleet.pools]
-    slots = [worker.name for pool in fleet.pools for worker in pool.workers]
-    return [name for name in ("all", *pools, *slots) if name.startswith(begun)]
+def completes(kind: str) -> Function:
+    """Return what offers completions of this kind: see completion.py."""
+
+    def complete(ctx: click.Context, _parameter: click.Parameter, begun: str) -> Any:
+        from musterd.supervisor.ctl import completion  # only for who presses Tab
+
+        return completion.offered(kind, ctx, begun)
+
+    return complete
 
 
 def _names(
@@ -245,11 +330,11 @@ slot_names = click.argument(
     nargs=-1,
     required=True,
     metavar="NAME...",
-    shell_complete=_complete,
+    shell_complete=completes("names"),
     callback=_names,
 )
 any_names = click.argument(
-    "names", nargs=-1, metavar="[NAME...]", shell_complete=_complete, callback=_names
+    "names", nargs=-1, metavar="[NAME...]", shell_complete=completes("names"), callback=_names
 )
 
 

@@ -8,11 +8,19 @@ from typing import Any
 
 import click
 
-from musterd.supervisor.ctl.app import Function, Settings, cli, cluster_place, command
+from musterd.supervisor.ctl.app import (
+    Commands,
+    Function,
+    Settings,
+    cli,
+    cluster_place,
+    command,
+    completes,
+)
 from musterd.supervisor.ctl.cluster_link import needs_psycopg
 
 
-@cli.group("cluster")
+@cli.group("cluster", cls=Commands)
 def group() -> None:
     """Make and steer a cluster: several machines that share a PostgreSQL."""
 
@@ -53,7 +61,7 @@ def nodes(settings: Settings) -> int:
 
 @subcommand(
     "drain",
-    click.argument("node"),
+    click.argument("node", shell_complete=completes("nodes")),
     click.option("--undo", is_flag=True, help="Let the node claim tasks again."),
 )
 def drain(settings: Settings, node: str, undo: bool) -> int:
@@ -65,7 +73,7 @@ def drain(settings: Settings, node: str, undo: bool) -> int:
 
 @subcommand(
     "forget",
-    click.argument("node"),
+    click.argument("node", shell_complete=completes("nodes")),
     click.option("--force", is_flag=True, help="Also a node that is alive: its tasks run again."),
 )
 def forget(settings: Settings, node: str, force: bool) -> int:

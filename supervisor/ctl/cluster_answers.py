@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw, structs
 
 from musterd import __version__
-from musterd.ipc.wire.messages import FINAL_STATES, SESSION_PREFIX, TaskView
+from musterd.ipc.wire.messages import FINAL_STATES, TaskView
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import (
     BreakerList,
@@ -21,7 +21,6 @@ from musterd.supervisor.api.status import (
     RecentEvents,
     RefusedTask,
     RetryResult,
-    SessionStatus,
     TaskList,
     TaskStatus,
     select,
@@ -30,7 +29,7 @@ from musterd.supervisor.api.status import (
 from musterd.supervisor.cluster import checks
 from musterd.supervisor.cluster.engine import Statistics, TaskFilter
 from musterd.supervisor.cluster.postgres import PostgresEngine
-from musterd.supervisor.ctl import cluster_results, cluster_schedules
+from musterd.supervisor.ctl import cluster_results, cluster_schedules, cluster_sessions
 from musterd.supervisor.ctl.app import ANSWER_SECONDS, Settings
 from musterd.supervisor.ctl.cluster_events import Watch, fits
 from musterd.supervisor.ctl.cluster_link import ClusterAway, find_url, told
@@ -76,7 +75,9 @@ class ClusterConnection:
             rpc.PutSchedule: lambda asked: cluster_schedules.put(self._engine, asked),
             rpc.PutSchedules: lambda asked: cluster_schedules.put_many(self._engine, asked),
             rpc.DeleteSchedule: lambda asked: cluster_schedules.delete(self._engine, asked.name),
-            rpc.ForgetSession: self._forget_session,
+            rpc.ListSessions: lambda _: cluster_sessions.listed(self._engine),
+            rpc.ForgetSession: lambda asked: cluster_sessions.forget(self._engine, asked.name),
+            rpc.ResetSession: lambda asked: cluster_sessions.reset(self._engine, asked.name),
             rpc.RunSchedule: lambda asked: cluster_schedules.run(self._engine, asked.name),
             rpc.PauseSchedule: lambda asked: cluster_schedules.pause(
                 self._engine, asked.name, paused=True
@@ -232,14 +233,6 @@ class ClusterConnection:
         if found:
             return breaker_status(found[0])
         return BreakerStatus(target=asked.target, state="closed")
-
-    def _forget_session(self, asked: rpc.ForgetSession) -> SessionStatus:
-        key = f"{SESSION_PREFIX}{asked.name}"
-        if self._engine.state_load(key) is None:
-            why = f"the cluster keeps no session {asked.name!r}"
-            raise rpc.RpcError(rpc.NO_SUCH_NAME, why)
-        self._engine.state_save(key, None)
-        return SessionStatus(name=asked.name)
 
     # -- events -------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from musterd.supervisor.cluster import checks
 from musterd.supervisor.cluster import migrate as migration
 from musterd.supervisor.cluster.engine import NodeView
 from musterd.supervisor.cluster.postgres import PostgresEngine
-from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings
 from musterd.supervisor.ctl.cluster_link import (
     ClusterUnusable,
@@ -28,6 +27,7 @@ from musterd.supervisor.ctl.cluster_view import (
     node_table,
 )
 from musterd.supervisor.ctl.output import emit, emit_json, warn
+from musterd.supervisor.ctl.table import paper
 from musterd.supervisor.text.printable import printable
 
 
@@ -123,7 +123,7 @@ def nodes(settings: Settings) -> int:
     if settings.json:
         emit_json(msgspec.json.encode(NodeList(nodes=found)))
     elif found:
-        emit(node_table(found, colour=show.coloured()))
+        emit(node_table(found, paper()))
     else:
         emit("no node has joined yet: start a daemon with [cluster] in its configuration")
     return DONE

@@ -8,7 +8,6 @@ one on the command line, where everybody can read it, is refused.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from musterd.ipc.errors import ConfigurationError, MusterdError
@@ -83,6 +82,8 @@ def configured_url(settings: Settings) -> str:
 
 
 def _configured(settings: Settings) -> str:
+    from pathlib import Path
+
     from musterd.supervisor.config.load import Invalid, load
 
     try:

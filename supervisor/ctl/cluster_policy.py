@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -46,7 +47,7 @@ class ShowResult(Struct, frozen=True, kw_only=True):
     """Answer to `musterctl cluster show`: the keys as a file would have them."""
 
     version: int  # 0: nothing is applied
-    keys: dict[str, object] = {}
+    keys: dict[str, Any] = {}
 
 
 # -- apply ------------------------------------------------------------------------------------

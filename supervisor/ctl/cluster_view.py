@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Sequence
 
+from msgspec import structs
+
 from musterd.ipc.wire.messages import PRIORITY_NAMES, QUEUED, RUNNING, WAITING
 from musterd.supervisor.api import status as api
 from musterd.supervisor.api.status import (
@@ -14,7 +16,8 @@ from musterd.supervisor.api.status import (
 )
 from musterd.supervisor.cluster.engine import Count, NodeView, Recent, SiteView, Statistics
 from musterd.supervisor.ctl import show
-from musterd.supervisor.text.printable import printable
+from musterd.supervisor.ctl.show import PLAIN
+from musterd.supervisor.ctl.table import Column, Paper, table, told, untold
 from musterd.supervisor.text.units import SECOND_NS
 
 SNAPSHOT_NS_MAX = 300 * SECOND_NS  # an older one keeps PostgreSQL from cleaning up
@@ -22,7 +25,15 @@ DEAD_TUPLES_MAX = 500_000  # rows of tasks that are gone; many more slow down ev
 NAMES_SHOWN_MAX = 5
 
 ALIVE, DRAINING, SILENT, LOST, LEFT = "alive", "draining", "silent", "lost", "left"
-_NODE_HEADS = ["NODE", "STATE", "RUNNING", "SEEN", "VERSION", "POOLS"]
+_NODES = (
+    Column("NODE", name=True),
+    Column("STATE"),
+    Column("RUNNING"),
+    Column("SEEN"),
+    Column("VERSION", rank=1, below=untold),
+    Column("POOLS", rank=9),
+)
+_WORST_FIRST = (LOST, SILENT, DRAINING, ALIVE, LEFT)
 
 
 def node_status(node: NodeView) -> NodeStatus:
@@ -48,8 +59,8 @@ def _state(node: NodeView) -> str:
     return LOST if node.lost else LEFT
 
 
-def node_table(nodes: Sequence[NodeStatus], *, colour: bool) -> str:
-    """Format nodes, one line each."""
+def node_table(nodes: Sequence[NodeStatus], on: Paper = PLAIN) -> str:
+    """Format nodes, those with problems first."""
     rows = [
         [
             node.name,
@@ -59,9 +70,9 @@ def node_table(nodes: Sequence[NodeStatus], *, colour: bool) -> str:
             node.version,
             ", ".join(f"{name} {places}" for name, places in node.pools.items()),
         ]
-        for node in nodes
+        for node in sorted(nodes, key=lambda each: _WORST_FIRST.index(each.state))
     ]
-    return show.table(_NODE_HEADS, rows, 1, colour=colour)
+    return table(_NODES, rows, on, colour_of=show.states(1))
 
 
 def drained(node: NodeStatus, *, undo: bool) -> str:
@@ -83,7 +94,16 @@ _TROUBLES = {
     SILENT: "silent, its tasks go back when its lease is over",
     LOST: "lost, restart it or musterctl cluster forget NODE",
 }
-_POOL_HEADS = ["POOL", "STATE", "WORKERS", "BUSY", "QUEUED", "WAITING", "FAILED", "NOTE"]
+_POOLS = (
+    Column("POOL", name=True),
+    Column("STATE"),
+    Column("WORKERS"),
+    Column("BUSY", rank=2, below=told("{} busy")),
+    Column("QUEUED"),
+    Column("WAITING", rank=1, below=told("{} waiting")),
+    Column("FAILED"),
+    Column("NOTE", rank=9),
+)
 
 
 def fleet_status(
@@ -102,8 +122,15 @@ def fleet_status(
     names = (
         {name for node in nodes for name in node.pools} | {each.pool for each in counts} | {*dead}
     )
+    tasks: dict[str, dict[str, None]] = {}
+    for card in (pool for view in views for pool in view.pools):
+        known = (f"{card.name}.{task.method}" for task in card.tasks)
+        tasks.setdefault(card.name, {}).update(dict.fromkeys(known))
     pools = [
-        _pool(name, nodes, [each for each in counts if each.pool == name], dead.get(name, 0))
+        structs.replace(
+            _pool(name, nodes, [each for each in counts if each.pool == name], dead.get(name, 0)),
+            tasks=sorted(tasks.get(name, ())),
+        )
         for name in sorted(names)
     ]
     wrong = _problems(nodes, pools, statistics)
@@ -184,18 +211,19 @@ def _problems(
     return found
 
 
-def fleet_text(fleet: FleetStatus, *, colour: bool) -> str:
+def fleet_text(fleet: FleetStatus, on: Paper = PLAIN) -> str:
     """Format the answer of `musterctl --cluster status`."""
     where = f"cluster at {fleet.database}, answers in {fleet.answer_seconds * 1000:.0f} ms"
-    parts = [f"{printable(summary(fleet))}\n{printable(where)}"]
+    parts = ["\n".join(show.prose(line, on) for line in (summary(fleet), where))]
     if fleet.problem:
-        lines = [printable(f"PROBLEM: {line}") for line in fleet.problem.split("\n")]
-        parts.append("\n".join(show.paint(line, show.RED if colour else None) for line in lines))
+        lines = [f"PROBLEM: {line}" for line in fleet.problem.split("\n")]
+        parts.append("\n".join(show.prose(line, on, show.RED) for line in lines))
     if fleet.pools:
-        rows = [pool_row(pool) for pool in fleet.pools]
-        parts.append(show.table(_POOL_HEADS, rows, 1, colour=colour))
+        pools = sorted(fleet.pools, key=lambda each: each.state == api.RUNNING)
+        rows = [pool_row(pool) for pool in pools]
+        parts.append(table(_POOLS, rows, on, colour_of=show.states(1)))
     if fleet.nodes:
-        parts.append(node_table(fleet.nodes, colour=colour))
+        parts.append(node_table(fleet.nodes, on))
     return "\n\n".join(parts)
 
 
@@ -239,7 +267,7 @@ def breaker_status(site: SiteView) -> BreakerStatus:
     return BreakerStatus(
         target=site.target,
         state=site.breaker,
-        open_seconds=site.open_for_ns / SECOND_NS,
+        open_seconds=None if site.breaker == "forced-open" else site.open_for_ns / SECOND_NS,
         failures=site.failures,
         reopenings=site.reopenings,
         running=site.inside,

@@ -84,6 +84,15 @@ class Connection:
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
+    def send(self, params: Params) -> int:
+        """Send a request without waiting for its answer; return its id."""
+        self._requests += 1
+        try:
+            self._socket.sendall(encode_request(self._requests, params))
+        except OSError as error:
+            raise NoAnswer("the daemon has ended the connection") from error
+        return self._requests
+
     def request(self, params: Params) -> Raw:
         """Return the daemon's result as JSON; RpcError if the daemon refuses."""
         self._requests += 1

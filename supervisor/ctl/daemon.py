@@ -21,14 +21,17 @@ from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import (
     DONE,
     FAILED,
+    Action,
     Settings,
     ask,
     command,
+    completes,
     connect,
     no_block,
     report,
     understood,
 )
+from musterd.supervisor.ctl.newer import newer_text, tell_kept, tell_unread
 from musterd.supervisor.ctl.output import emit, warn
 from musterd.supervisor.text.printable import printable
 
@@ -42,24 +45,32 @@ def reread(settings: Settings) -> int:
     result = ask(settings, rpc.Reread(), ReloadResult)
     if not settings.json:
         _emit_changes(result)
+    rolls = {pool.name for pool in result.pools if pool.effect == "rolls"}
+    tell_kept(settings, [each for each in result.newer if each.pool not in rolls])
     return DONE
 
 
 @command(
     "reload",
-    click.argument("names", nargs=-1, metavar="[POOL...]"),
+    click.argument("names", nargs=-1, metavar="[POOL...]", shell_complete=completes("pools")),
+    click.option("--code", is_flag=True, help="Also pools whose code on disk is newer."),
     no_block,
 )
-def reload(settings: Settings, names: tuple[str, ...]) -> int:
+def reload(settings: Settings, names: tuple[str, ...], code: bool) -> int:
     """Apply the configuration as it is now.
 
     Only what changed is touched. Workers of the pools that are named are always replaced, one at a
-    time, by workers that import their code again.
+    time, by workers that import their code again. With --code, so are those of pools whose code on
+    disk is newer than what they run.
     """
-    code = _apply(settings, rpc.Reload(names=list(names), no_block=settings.no_block))
-    if not names and sys.stderr.isatty():  # not in the log of a unit's ExecReload
+    params = rpc.Reload(names=list(names), no_block=settings.no_block, code=code)
+    exit_code = _apply(settings, params)
+    told = tell_unread(settings)
+    if (
+        not told and not names and not code and sys.stderr.isatty()
+    ):  # not in the log of a unit's ExecReload
         warn("the daemon itself keeps running: to restart it, type systemctl restart musterd")
-    return code
+    return exit_code
 
 
 @command("update", no_block)
@@ -70,10 +81,7 @@ def update(settings: Settings) -> int:
 
 def _apply(settings: Settings, params: rpc.Reload | rpc.Update) -> int:
     result = ask(settings, params, ReloadResult, waits=not settings.no_block)
-    if not settings.json:
-        _emit_changes(result)
-        for pool in result.pools:
-            emit(printable(_pool_line(pool, result.done)))
+    _tell(settings, result)
     failed = [pool for pool in result.pools if not pool.ok]
     for pool in failed:
         warn(f"{pool.name}: the old workers stay: {pool.reason}")
@@ -82,9 +90,23 @@ def _apply(settings: Settings, params: rpc.Reload | rpc.Update) -> int:
     return FAILED if failed else DONE
 
 
+def _tell(settings: Settings, result: ReloadResult) -> None:
+    """Tell what has changed, in the configuration and beside it, and what was done about it."""
+    newer = {each.pool: each for each in result.newer}
+    rolled = [newer.pop(pool.name, None) for pool in result.pools if pool.effect == "rolls"]
+    news = {each.pool: newer_text(each) for each in rolled if each is not None}
+    if not settings.json:
+        _emit_changes(result)
+        for pool in result.pools:
+            what = news.get(pool.name, "") if pool.ok else ""
+            line = _pool_line(pool, result.done)
+            emit(printable(f"{line}: {what}" if what else line))
+    tell_kept(settings, newer.values())
+
+
 def _emit_changes(result: ReloadResult) -> None:
     if not result.changes:
-        emit("no changes")
+        emit("the configuration has not changed")
     for change in result.changes:
         effect = _EFFECTS.get(change.effect, change.effect)
         values = " -> ".join(value or "(not set)" for value in (change.old, change.new))
@@ -147,7 +169,7 @@ def version(settings: Settings) -> int:
     return DONE
 
 
-@command("clock", click.argument("action", type=click.Choice(("show", "accept")), default="show"))
+@command("clock", click.argument("action", type=Action(("show", "accept")), default="show"))
 def clock(settings: Settings, action: str) -> int:
     """Show the daemon's time, or accept the machine's clock."""
     params = rpc.AcceptClock() if action == "accept" else rpc.ShowClock()

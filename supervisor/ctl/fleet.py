@@ -20,6 +20,7 @@ from musterd.supervisor.ctl.app import (
     any_names,
     ask,
     command,
+    completes,
     connect,
     no_block,
     on_cluster,
@@ -28,7 +29,9 @@ from musterd.supervisor.ctl.app import (
 )
 from musterd.supervisor.ctl.cluster_link import ClusterAway
 from musterd.supervisor.ctl.connection import NoAnswer, Unreachable
+from musterd.supervisor.ctl.newer import tell_restarted, tell_unread
 from musterd.supervisor.ctl.output import emit, warn
+from musterd.supervisor.ctl.table import paper
 from musterd.supervisor.text.printable import printable, printable_json
 
 WATCH_SECONDS = 2.0
@@ -56,8 +59,8 @@ def _shown(settings: Settings, fleet: FleetStatus) -> str:
     if settings.cluster:
         from musterd.supervisor.ctl import cluster_view
 
-        return cluster_view.fleet_text(fleet, colour=show.coloured())
-    return show.fleet(fleet, colour=show.coloured())
+        return cluster_view.fleet_text(fleet, paper())
+    return show.fleet(fleet, paper())
 
 
 def _watch(settings: Settings, params: rpc.Status) -> int:
@@ -100,8 +103,13 @@ def stop(settings: Settings, names: tuple[str, ...]) -> int:
 
 @command("restart", slot_names, no_block)
 def restart(settings: Settings, names: tuple[str, ...]) -> int:
-    """Stop and start workers, and wait until the new ones run."""
-    return act(settings, rpc.Restart(names=list(names), no_block=settings.no_block))
+    """Stop and start workers, and wait until the new ones run; code is not imported anew."""
+    params = rpc.Restart(names=list(names), no_block=settings.no_block)
+    result = ask(settings, params, CommandResult, waits=not settings.no_block)
+    code = report(settings, result)
+    tell_restarted(settings, result.newer)
+    tell_unread(settings)
+    return code
 
 
 @command("reset", slot_names, no_block)
@@ -119,7 +127,7 @@ class SizeOrAuto(click.IntRange):
 
 @command(
     "scale",
-    click.argument("pool"),
+    click.argument("pool", shell_complete=completes("pools")),
     click.argument("size", type=SizeOrAuto(0, POOL_SIZE_MAX), metavar="N|auto"),
     no_block,
 )
@@ -146,7 +154,11 @@ def resume(settings: Settings, names: tuple[str, ...]) -> int:
     return report(settings, ask(settings, rpc.Resume(names=list(names)), CommandResult))
 
 
-@command("signal", click.argument("signal", metavar="SIG"), slot_names)
+@command(
+    "signal",
+    click.argument("signal", metavar="SIG", shell_complete=completes("signals")),
+    slot_names,
+)
 def send_signal(settings: Settings, signal: str, names: tuple[str, ...]) -> int:
     """Send a signal (HUP, SIGHUP or 1) to workers."""
     try:

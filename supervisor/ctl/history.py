@@ -1,6 +1,5 @@
 """musterctl changes and musterctl history: results of schedules, and what has changed."""
 
-import shutil
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -8,16 +7,27 @@ import click
 import msgspec
 from msgspec import structs
 
-from musterd.ipc.watching.difference import changed_fields, one_line, unified_diff
+from musterd.ipc.watching.difference import FieldChange, changed_fields, one_line, unified_diff
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.history import ChangeItem, ChangeList, HistoryItem, HistoryList
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import DONE, Settings, ask, command, connect, on_cluster
+from musterd.supervisor.ctl.app import DONE, Settings, ask, command, completes, connect, on_cluster
 from musterd.supervisor.ctl.output import emit
 from musterd.supervisor.ctl.streams import follow_events
+from musterd.supervisor.ctl.table import BELOW, BELOW_LINES_MAX, Paper, paper
+from musterd.supervisor.text.fitting import wrapped
 from musterd.supervisor.text.printable import printable, printable_json
 
 CHANGED = "task.changed"
+
+
+class Change(ChangeItem, frozen=True, kw_only=True):
+    """A line of `musterctl --json changes`."""
+
+    fields: dict[str, FieldChange]  # that differ, where both results are objects
+    diff: str
+
+
 _limit = click.option(
     "-n",
     "limit",
@@ -31,7 +41,7 @@ _limit = click.option(
 
 @command(
     "changes",
-    click.argument("name", required=False, default=""),
+    click.argument("name", required=False, default="", shell_complete=completes("schedules")),
     _limit,
     click.option("-f", "--follow", is_flag=True, help="Keep printing until Ctrl-C."),
     click.option("--diff", is_flag=True, help="Show what differs, line by line."),
@@ -68,7 +78,12 @@ def changes(settings: Settings, name: str, limit: int, follow: bool, diff: bool)
     return DONE
 
 
-@command("history", click.argument("name"), _limit, on_cluster)
+@command(
+    "history",
+    click.argument("name", shell_complete=completes("schedules")),
+    _limit,
+    on_cluster,
+)
 def history(settings: Settings, name: str, limit: int) -> int:
     """Show the results of a schedule that differ, oldest first; a change has a mark."""
     found = ask(settings, rpc.ShowHistory(name=name, limit=limit), HistoryList)
@@ -89,33 +104,43 @@ def _item(fields: dict[str, Any]) -> ChangeItem:
         before=fields.get("before"),
         after=fields.get("after"),
         cut="before" not in fields or "after" not in fields,
+        pool=fields.get("pool", ""),
+        again=fields.get("again", False),
     )
 
 
 def _change(item: ChangeItem, *, as_json: bool, diff: bool) -> str:
     both = item.before is not None and item.after is not None
     if as_json:
-        told = structs.asdict(item)
-        if both:
-            told["fields"] = changed_fields(item.before, item.after)
-            told["diff"] = unified_diff(item.before, item.after)
+        told = Change(
+            **structs.asdict(item),
+            fields=changed_fields(item.before, item.after) if both else {},
+            diff=unified_diff(item.before, item.after) if both else "",
+        )
         return printable_json(msgspec.json.encode(told).decode())
-    head = f"{show.moment(item.at)}  {item.schedule}  "
-    line = _fitted(head, item.summary or f"another result: musterctl task {item.task}")
+    on = paper()
+    summary = item.summary or f"another result: musterctl task {item.task}"
+    line = _fitted(f"{show.moment(item.at)}  ", f"{item.schedule}  {summary}", on)
     if not diff:
         return line
     text = unified_diff(item.before, item.after) if both else "(not kept, or too long)"
-    return "\n".join([line, *(f"    {printable(each)}" for each in text.splitlines())])
+    lines = [
+        part
+        for each in text.splitlines()
+        for part in wrapped(printable(each), on.columns, first=BELOW, indent=2 * BELOW)
+    ]
+    return "\n".join([line, *lines])
 
 
 def _entry(item: HistoryItem) -> str:
     mark = "*" if item.changed else " "
     head = f"{item.number:>6}{mark} {show.moment(item.at)}  "
-    return _fitted(head, "(too long to show)" if item.value is None else one_line(item.value))
+    value = "(too long to show)" if item.value is None else one_line(item.value)
+    return _fitted(head, value, paper())
 
 
-def _fitted(head: str, text: str) -> str:
-    """Return a line that fits the terminal."""
-    width = shutil.get_terminal_size().columns
-    line = printable(head + text)
-    return line if len(line) <= width else f"{line[: max(width - 1, 20)]}…"
+def _fitted(head: str, text: str, on: Paper) -> str:
+    """Return one line, or a few where the terminal has no room for it."""
+    return "\n".join(
+        wrapped(printable(text), on.columns, first=head, indent=BELOW, lines_max=BELOW_LINES_MAX)
+    )

@@ -24,6 +24,7 @@ ENTRIES_MAX = SCHEDULES_MAX
 VALUES_MAX = 2000
 NESTING_MAX = 16
 
+SECRET = "$secret"  # the key of a reference to one
 PARSER, BROWSER = "parser.extract", "browser.extract"
 CHANGED = "task.changed"
 FIELD = "text"  # the name of what is selected, where the file has none
@@ -91,6 +92,15 @@ def safe(key: str, value: object) -> str:
     if any(word in key.lower() for word in _HIDDEN):
         return "(not shown)"
     return shown(_USER.sub("", value) if isinstance(value, str) else value)
+
+
+def secrets_in(value: object) -> set[str]:
+    """Return the names of the secrets that arguments refer to."""
+    if isinstance(value, dict) and value.keys() == {SECRET}:
+        return {str(value[SECRET])}
+    if isinstance(value, dict):
+        return set().union(*map(secrets_in, value.values()))
+    return set().union(*map(secrets_in, value)) if isinstance(value, list) else set()
 
 
 def check_size(value: object, place: str) -> None:

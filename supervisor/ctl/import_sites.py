@@ -21,7 +21,14 @@ from musterd.supervisor.config.sources import Unusable, decoded, one_line, read_
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings, connect
 from musterd.supervisor.ctl.import_changedetection import read_changedetection
 from musterd.supervisor.ctl.import_csv import read_csv
-from musterd.supervisor.ctl.import_entries import IMPORT_BYTES_MAX, Entry, Note, give_names, safe
+from musterd.supervisor.ctl.import_entries import (
+    IMPORT_BYTES_MAX,
+    Entry,
+    Note,
+    give_names,
+    safe,
+    secrets_in,
+)
 from musterd.supervisor.ctl.import_urlwatch import read_urlwatch
 from musterd.supervisor.ctl.output import emit, emit_json, warn
 from musterd.supervisor.text.printable import printable
@@ -191,6 +198,10 @@ def _shown(entry: Entry) -> Iterator[str]:
     select = keys["args"].get("select")
     for field, selector in select.items() if isinstance(select, dict) else ():
         yield printable(_cut(f"    {field}: {selector}"))
+    for name in sorted(keys["args"].keys() - {"url", "select"}):
+        yield printable(_cut(f"    args.{name} = {safe(name, keys['args'][name])}"))
+    if secrets := sorted(secrets_in(keys["args"])):
+        yield printable(_cut(f"    is given the secrets: {', '.join(secrets)}"))
     for key in sorted(keys.keys() - {"task", "every", "cron", "args"}):
         yield printable(_cut(f"    {key} = {shown(keys[key])}"))
 

@@ -2,12 +2,12 @@
 
 import click
 
-from musterd.supervisor.ctl.app import Settings, command
+from musterd.supervisor.ctl.app import Settings, command, completes
 
 
 @command(
     "import",
-    click.argument("file", metavar="FILE"),
+    click.argument("file", metavar="FILE", shell_complete=completes("files")),
     click.option("--every", metavar="5m", help="Interval of entries that have none of their own."),
     click.option("--replace", is_flag=True, help="Replace schedules that have the same name."),
     click.option("--dry-run", is_flag=True, help="Show what would be made, and make nothing."),

@@ -5,6 +5,7 @@ import sys
 
 import msgspec
 
+from musterd.supervisor.text.fitting import wrapped
 from musterd.supervisor.text.printable import printable, printable_json
 
 
@@ -44,8 +45,15 @@ def warn(message: str) -> None:
     """Write `musterctl: message` to standard error."""
     if sys.stderr is None:
         return
+    lines = f"musterctl: {printable(message, keep=chr(10))}".split("\n")
     try:
-        sys.stderr.write(f"musterctl: {printable(message, keep=chr(10))}\n")
+        if sys.stderr.isatty():
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns
+            lines = [part for line in lines for part in wrapped(line, columns)]
+    except OSError:
+        pass  # it has no size
+    try:
+        sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
     except BrokenPipeError:
         return  # nobody reads it

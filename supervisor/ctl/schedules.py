@@ -13,31 +13,55 @@ from musterd.supervisor.api.status import (
     ScheduleStatus,
 )
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import DONE, Settings, ask, command, connect, on_cluster
+from musterd.supervisor.ctl.app import (
+    DONE,
+    Action,
+    Settings,
+    ask,
+    command,
+    completes,
+    connect,
+    on_cluster,
+)
 from musterd.supervisor.ctl.arguments import task_arguments, value_of
 from musterd.supervisor.ctl.output import emit, emit_json
+from musterd.supervisor.ctl.table import Column, paper, short_moment, table, told, untold
 from musterd.supervisor.text.printable import printable
 
-_HEADS = ["SCHEDULE", "STATE", "TASK", "WHEN", "NEXT", "LAST", "RUNS", "SKIPPED", "RESULT"]
-_STATE_COLUMN = 1
+_COLUMNS = (
+    Column("SCHEDULE", name=True),
+    Column("STATE"),
+    Column("TASK", rank=4, name=True),
+    Column("WHEN", rank=5, below=str),
+    Column("NEXT", short=short_moment),
+    Column("LAST", short=short_moment),
+    Column("RUNS", rank=2, below=untold),
+    Column("SKIPPED", rank=3, below=told("{} skipped")),
+    Column("RUN", rank=1, below=untold),
+    Column("RESULT"),
+)
 _ACTIONS: dict[str, type[rpc.RunSchedule | rpc.PauseSchedule | rpc.ResumeSchedule]] = {
     "run": rpc.RunSchedule,
     "pause": rpc.PauseSchedule,
     "resume": rpc.ResumeSchedule,
 }
 _WRITES = ("add", "edit")
+_FAILED = ("failed", "expired")
 # Keys that a new timing replaces.
 _TIMING = ("every", "cron", "timezone")
 
 
 @command(
     "schedule",
-    click.argument(
-        "action", type=click.Choice(("list", *_WRITES, "remove", *_ACTIONS)), default="list"
-    ),
-    click.argument("name", required=False),
+    click.argument("action", type=Action(("list", *_WRITES, "remove", *_ACTIONS)), default="list"),
+    click.argument("name", required=False, shell_complete=completes("schedules")),
     click.argument("pairs", nargs=-1, metavar="[k=v ...]"),
-    click.option("--task", metavar="POOL.METHOD", help="The task to run."),
+    click.option(
+        "--task",
+        metavar="POOL.METHOD",
+        help="The task to run.",
+        shell_complete=completes("tasks"),
+    ),
     click.option("--every", metavar="5m", help="Run at this interval."),
     click.option("--cron", metavar="'*/5 * * * *'", help="Run at these times."),
     click.option("--notify", metavar="task.changed", help="Report when the result has changed."),
@@ -81,7 +105,8 @@ def schedule(
     if written and action not in _WRITES:
         raise click.UsageError(f"'{action}' takes neither keys nor arguments", context)
     if action == "edit" and not written:
-        raise click.UsageError("'edit' needs something to change: see --help", context)
+        change = "--every, --set, --unset or NAME=VALUE"
+        raise click.UsageError(f"'edit' needs something to change: give {change}", context)
     if name is None:
         text = _table(_all(settings))
     elif action in _WRITES:
@@ -163,22 +188,29 @@ def _all(settings: Settings) -> ScheduleList:
 def _table(found: ScheduleList) -> str:
     if not found.schedules:
         return "no schedules are configured"
-    rows = [_row(each) for each in found.schedules]
-    table = show.table(_HEADS, rows, _STATE_COLUMN, colour=show.coloured())
+    schedules = sorted(found.schedules, key=_rank)
+    on = paper()
+    rows = [_row(each) for each in schedules]
+    shown = table(_COLUMNS, rows, on, colour_of=show.states(len(_COLUMNS) - 1))
     skipped = [
         f"{each.name}: the last run that was skipped: {each.skipped_why}"
-        for each in found.schedules
+        for each in schedules
         if each.skipped_why
     ]
     failing = [
         f"{each.name}: its last {each.failures} runs failed: musterctl task {each.last_task}"
-        for each in found.schedules
+        for each in schedules
         if each.stale
     ]
-    problems = [
-        printable(line) for each in found.schedules for line in each.problem.splitlines() if line
-    ]
-    return "\n".join([table, *map(printable, [*skipped, *failing]), *problems])
+    problems = [line for each in schedules for line in each.problem.splitlines() if line]
+    below = [show.prose(line, on) for line in (*problems, *failing, *skipped)]
+    return "\n".join([shown, *below])
+
+
+def _rank(each: ScheduleStatus) -> int:
+    """Sort schedules with problems first: not run, failing, failed; then active, held back."""
+    ranks = (bool(each.problem), each.stale, each.last_state in _FAILED, each.state == "active")
+    return ranks.index(True) if True in ranks else len(ranks)
 
 
 def _row(status: ScheduleStatus) -> list[str]:
@@ -187,9 +219,10 @@ def _row(status: ScheduleStatus) -> list[str]:
         status.state,
         status.task,
         status.when,
-        show.moment(status.next_at) if status.next_at else "-",
-        show.moment(status.last_at) if status.last_at else "-",
+        show.moment(status.next_at),
+        show.moment(status.last_at),
         str(status.runs),
         str(status.skipped),
-        f"{status.last_state} {status.last_task}" if status.last_task else "",
+        status.last_task or "-",
+        status.last_state,
     ]

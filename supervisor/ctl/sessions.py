@@ -5,17 +5,25 @@ import click
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import SessionList, SessionStatus
 from musterd.supervisor.ctl import show
-from musterd.supervisor.ctl.app import Settings, ask, command, list_or_act
+from musterd.supervisor.ctl.app import Action, Settings, ask, command, completes, list_or_act
+from musterd.supervisor.ctl.table import Column, paper, table, untold
 from musterd.supervisor.text.printable import printable
 
-_HEADS = ["SESSION", "SITE", "LOGIN", "SAVED", "SIZE", "RUNNING", "WAITING"]
-_NO_STATE = -1  # no column is coloured by a state
+_COLUMNS = (
+    Column("SESSION", name=True),
+    Column("SITE", name=True),
+    Column("LOGIN"),
+    Column("SAVED"),
+    Column("SIZE", rank=1, below=untold),
+    Column("RUNNING"),
+    Column("WAITING"),
+)
 
 
 @command(
     "sessions",
-    click.argument("action", type=click.Choice(("list", "forget", "reset")), default="list"),
-    click.argument("name", required=False, metavar="[NAME]"),
+    click.argument("action", type=Action(("list", "forget", "reset")), default="list"),
+    click.argument("name", required=False, metavar="[NAME]", shell_complete=completes("sessions")),
 )
 def sessions(settings: Settings, action: str, name: str | None) -> int:
     """List the sessions of [sessions], forget one, or let it log in again after logins that failed.
@@ -38,25 +46,34 @@ def sessions(settings: Settings, action: str, name: str | None) -> int:
 def _table(found: SessionList) -> str:
     if not found.sessions:
         return "no sessions: see [sessions] in the configuration"
+    sessions = sorted(found.sessions, key=_rank)
     rows = [
         [
             each.name,
             each.site or "-",
             _login(each),
-            show.duration(each.saved_seconds) if each.kept else "-",
-            each.problem or (show.size(each.bytes) if each.kept else "-"),
+            show.duration(each.saved_seconds) if each.saved_seconds is not None else "-",
+            show.size(each.bytes) if each.kept else "-",
             str(each.running),
             str(each.waiting),
         ]
-        for each in found.sessions
+        for each in sessions
     ]
-    table = show.table(_HEADS, rows, _NO_STATE, colour=show.coloured())
+    on = paper()
     failing = [
-        printable(f"{each.name}: {each.login_failures} login(s) failed: {each.login_problem}")
-        for each in found.sessions
+        f"{each.name}: {each.login_failures} login(s) failed: {each.login_problem}"
+        for each in sessions
         if each.login_failures
     ]
-    return "\n".join([table, *failing])
+    problems = [f"{each.name}: {each.problem}" for each in sessions if each.problem]
+    below = [show.prose(line, on) for line in (*failing, *problems)]
+    return "\n".join([table(_COLUMNS, rows, on), *below])
+
+
+def _rank(each: SessionStatus) -> int:
+    """Sort sessions with problems first: those without a login, then those that fail."""
+    wrong = (each.held_seconds, each.login_failures, each.problem)
+    return next((rank for rank, why in enumerate(wrong) if why), len(wrong))
 
 
 def _login(each: SessionStatus) -> str:
@@ -64,4 +81,4 @@ def _login(each: SessionStatus) -> str:
         return f"held {show.duration(each.held_seconds)}"
     if each.login_task:
         return "running"
-    return show.duration(each.login_seconds) if each.login_seconds else "-"
+    return "-" if each.login_seconds is None else show.duration(each.login_seconds)

@@ -10,12 +10,14 @@ import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from click.shell_completion import ShellComplete
+from click.shell_completion import CompletionItem, ShellComplete
 
 from musterd.supervisor.ctl.app import DONE, USAGE, Settings, cli
 from musterd.supervisor.ctl.output import emit, warn
 from musterd.supervisor.ctl.supervisorctl import LEAVE
+from musterd.supervisor.text.shell_line import escape, read_line
 
 PROMPT = "musterctl> "
 HISTORY_FILE = "musterctl_history"
@@ -118,14 +120,38 @@ class _Completer:
         return self._found[number] if number < len(self._found) else None
 
     def _completions(self, line: str, text: str) -> list[str]:
-        try:
-            words = shlex.split(line)
-        except ValueError:  # inside a quotation
-            return []
+        """Return what readline puts in the place of `text`, a part of the word that is typed."""
+        words, begun, quote = read_line(line + text)
         if words[:1] == ["help"]:
             words = words[1:]
-        items = self._completion.get_completions([*self._before, *words], text)
-        found = [str(item.value) for item in items]
+        items = self._completion.get_completions([*self._before, *words], begun)
+        found = [path for item in items for path in _values(item, begun)]
         if not words:
-            found += [word for word in ("help", *LEAVE) if word.startswith(text)]
-        return [f"{word} " for word in found]
+            found += [word for word in ("help", *LEAVE) if word.startswith(begun)]
+        if quote:
+            kept = len(begun) - len(text.removeprefix(quote))
+            opening = quote if text.startswith(quote) else ""
+            return [f"{opening}{word[kept:]}{quote} " for word in found]
+        kept = len(escape(begun)) - len(text)
+        return [f"{escape(word)[kept:]}{'' if word.endswith('/') else ' '}" for word in found]
+
+
+def _values(item: "CompletionItem[Any]", begun: str) -> list[str]:
+    """Return the value of an item; of files, those that begin so."""
+    if item.type not in ("file", "dir"):
+        return [str(item.value)]
+    folder, _, name = begun.rpartition("/")
+    try:
+        entries = sorted(os.scandir(folder + "/" if folder or begun[:1] == "/" else "."), key=_name)
+    except OSError:
+        return []
+    head = begun[: len(begun) - len(name)]
+    return [
+        head + entry.name + ("/" if entry.is_dir() else "")
+        for entry in entries
+        if entry.name.startswith(name) and (entry.is_dir() or item.type == "file")
+    ]
+
+
+def _name(entry: os.DirEntry[str]) -> str:
+    return entry.name

@@ -4,10 +4,9 @@ Texts come from tasks and workers: control characters are escaped before they re
 where they could move the cursor or worse.
 """
 
-import os
-import shutil
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -31,12 +30,24 @@ from musterd.supervisor.api.status import (
     WebStatus,
     WorkerStatus,
 )
+from musterd.supervisor.ctl.table import (
+    BELOW,
+    Column,
+    Paper,
+    paint,
+    short_moment,
+    table,
+    told,
+    untold,
+)
+from musterd.supervisor.text.fitting import wrapped
 from musterd.supervisor.text.printable import printable, printable_json
 
 FAILURES_SHOWN = 3  # most frequent error types of a pool; --json has them all
 ARGUMENTS_SHOWN_MAX = 2000  # characters; --json has all of them
+SAID = "    | "  # before what a lost worker said last
 
-GREEN, YELLOW, RED, GREY, BOLD = "32", "33", "31", "90", "1"
+GREEN, YELLOW, RED, GREY = "32", "33", "31", "90"
 _COLOUR_OF = {
     RUNNING: GREEN,
     BUSY: GREEN,
@@ -56,17 +67,7 @@ _COLOUR_OF = {
     "lost": RED,
     "left": GREY,
 }
-_GAP = "  "
-
-
-def coloured() -> bool:
-    """Return whether standard output is a terminal whose user wants colours."""
-    return (
-        sys.stdout is not None
-        and sys.stdout.isatty()
-        and "NO_COLOR" not in os.environ
-        and os.environ.get("TERM") != "dumb"
-    )
+PLAIN = Paper()
 
 
 def duration(seconds: float) -> str:
@@ -95,54 +96,52 @@ def size(count: float) -> str:
     raise AssertionError("never")
 
 
-def moment(at: float) -> str:
-    """Format wall-clock time as local time."""
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+def moment(at: float | None) -> str:
+    """Format wall-clock time as local time; "-" for never."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else "-"
 
 
-def table(heads: list[str], rows: list[list[str]], state_column: int, *, colour: bool) -> str:
-    """Align columns; numbers go to the right, the last column is cut to the terminal's width."""
-    cells = [[printable(cell) for cell in row] for row in rows]
-    widths = [
-        max(len(head), *(len(row[i]) for row in cells)) if cells else len(head)
-        for i, head in enumerate(heads)
-    ]
-    figures = [
-        bool(cells) and all(row[i].isdecimal() or row[i] == "-" for row in cells)
-        for i in range(len(heads))
-    ]
-    room = 0
-    if colour:
-        room = max(20, shutil.get_terminal_size().columns - sum(widths[:-1]) - 2 * len(widths[:-1]))
-    lines = []
-    for row in [heads, *cells]:
-        fitted = [
-            cell.rjust(width) if figure else cell.ljust(width)
-            for cell, width, figure in zip(row, widths, figures, strict=True)
-        ]
-        if room and len(row[-1]) > room:
-            fitted[-1] = row[-1][: room - 1] + "…"
-        fitted[-1] = fitted[-1].rstrip()
-        if colour and row is heads:
-            fitted = [paint(cell, BOLD) for cell in fitted]
-        elif colour:
-            fitted[state_column] = paint(fitted[state_column], _COLOUR_OF.get(row[state_column]))
-        lines.append(_GAP.join(fitted).rstrip())
-    return "\n".join(lines)
+def states(column: int) -> Callable[[int, str], str | None]:
+    """Return the colours of a table whose states are in this column."""
+    return lambda at, cell: _COLOUR_OF.get(cell) if at == column else None
 
 
-def paint(text: str, colour: str | None) -> str:
-    return text if colour is None else f"\x1b[{colour}m{text}\x1b[0m"
+def prose(text: str, on: Paper, colour: str | None = None) -> str:
+    """Return a line of text, which may come from others, in whole words."""
+    lines = wrapped(printable(text), on.columns, indent=BELOW)
+    return "\n".join(paint(line, colour if on.colour else None) for line in lines)
 
 
 # -- status -----------------------------------------------------------------------------------
 
-_POOL_HEADS = ["POOL", "STATE", "WORKERS", "BUSY", "QUEUED", "WAITING", "DONE", "FAILED"]
-_POOL_HEADS += ["RESTARTS", "NOTE"]
-_WORKER_HEADS = ["WORKER", "STATE", "PID", "UPTIME", "TASKS", "RESTARTS", "LOST", "DOING"]
+_NOTE = Column("NOTE", rank=9)
+_POOLS = (
+    Column("POOL", name=True),
+    Column("STATE"),
+    Column("WORKERS"),
+    Column("BUSY", rank=5, below=told("{} busy")),
+    Column("QUEUED"),
+    Column("WAITING", rank=2, below=told("{} waiting")),
+    Column("DONE", rank=3, below=untold),
+    Column("FAILED", rank=4, below=told("{} failed")),
+    Column("RESTARTS", rank=1, below=untold),  # of those that were lost, the note tells
+    _NOTE,
+)
+_WORKERS = (
+    Column("WORKER", name=True),
+    Column("STATE"),
+    Column("PID"),
+    Column("UPTIME", rank=5, below=untold),
+    Column("TASKS", rank=4, below=untold),
+    Column("RESTARTS", rank=2, below=untold),
+    Column("LOST", rank=3, below=told("lost: {}")),
+    Column("TASK", rank=1, below=untold),
+    Column("DOING", rank=9),
+)
+_WORST_FIRST = (FATAL, BACKOFF, STARTING)  # of workers and pools; the others are as they should be
 
 
-def fleet(status: FleetStatus, *, colour: bool) -> str:
+def fleet(status: FleetStatus, on: Paper = PLAIN) -> str:
     """Format the answer of `musterctl status`."""
     head = (
         f"musterd {status.version}  {status.state}  pid {status.pid}  "
@@ -155,29 +154,40 @@ def fleet(status: FleetStatus, *, colour: bool) -> str:
     halted = {pool.halt for pool in status.pools}
     if len(halted) == 1 and "" not in halted:
         head += f"  {halted.pop()}: musterctl resume"
-    parts = [printable(head)]
     if status.web is not None:
-        parts[0] += printable(f"  web {_web(status.web)}")
+        head += f"  web {_web(status.web)}"
     if status.events is not None:
-        parts[0] += printable(f"  events {_web(status.events)}")
+        head += f"  events {_web(status.events)}"
+    parts = [prose(head, on)]
     if status.cluster is not None:
-        parts.append(
-            paint(
-                printable(f"cluster: {headline(status.cluster)}"),
-                _cluster_colour(status.cluster) if colour else None,
-            )
-        )
+        text = f"cluster: {headline(status.cluster)}"
+        parts.append(prose(text, on, _cluster_colour(status.cluster)))
     if status.problem:
-        parts.append(paint(printable(f"PROBLEM: {status.problem}"), RED if colour else None))
+        parts.append(prose(f"PROBLEM: {status.problem}", on, RED))
     if not status.pools:
         return parts[0] + "\n\nno pools configured"
-    parts.append(table(_POOL_HEADS, [_pool_row(pool) for pool in status.pools], 1, colour=colour))
-    workers = [
-        _worker_row(worker) for pool in status.pools for worker in (*pool.workers, *pool.leaving)
-    ]
+    pools = [_pool_row(pool) for pool in sorted(status.pools, key=pool_rank)]
+    parts.append(table(_POOLS, pools, on, colour_of=states(1)))
+    workers = [worker for pool in status.pools for worker in (*pool.workers, *pool.leaving)]
     if workers:
-        parts.append(table(_WORKER_HEADS, workers, 1, colour=colour))
+        rows = [_worker_row(worker) for worker in sorted(workers, key=worker_rank)]
+        parts.append(table(_WORKERS, rows, on, colour_of=states(1)))
     return "\n\n".join(parts)
+
+
+def _rank(state: str) -> int:
+    return _WORST_FIRST.index(state) if state in _WORST_FIRST else len(_WORST_FIRST)
+
+
+def pool_rank(pool: PoolStatus) -> tuple[bool, int]:
+    """Sort pools with problems first: those that are not at their size, then the held back."""
+    fine = pool.running >= pool.size and pool.state not in _WORST_FIRST
+    return fine and not pool.halt and not pool.reason, _rank(pool.state)
+
+
+def worker_rank(worker: WorkerStatus) -> tuple[int, bool]:
+    """Sort workers with problems first: those that are down, then those that wait for people."""
+    return _rank(worker.state), not (worker.halt or worker.debug)
 
 
 def _cluster_colour(cluster: ClusterStatus) -> str | None:
@@ -243,9 +253,8 @@ def causes(lost: dict[str, int]) -> str:
 def _worker_row(worker: WorkerStatus) -> list[str]:
     doing = worker.reason or worker.halt
     if worker.task_id or worker.method:
-        doing = f"{worker.method} {duration(worker.task_seconds)} {worker.task_id}".strip()
-        if worker.halt:
-            doing = f"{worker.halt}: {doing}"
+        doing = f"{worker.method} {duration(worker.task_seconds)}".strip()
+        doing = ": ".join(part for part in (worker.halt, worker.debug, doing) if part)
     return [
         worker.name,
         worker.state,
@@ -254,6 +263,7 @@ def _worker_row(worker: WorkerStatus) -> list[str]:
         str(worker.tasks_done),
         str(worker.restarts),
         causes(worker.lost) or "-",
+        worker.task_id or "-",
         doing,
     ]
 
@@ -272,15 +282,27 @@ def command(result: CommandResult) -> str:
 
 # -- tasks ------------------------------------------------------------------------------------
 
-_TASK_HEADS = ["ID", "STATE", "TASK", "PRIORITY", "ATTEMPT", "SUBMITTED", "RUN", "NOTE"]
+_TASKS = (
+    Column("ID", alone=True),
+    Column("STATE"),
+    Column("TASK", name=True),
+    Column("PRIORITY", rank=2, below=lambda cell: "" if cell == "normal" else f"{cell} priority"),
+    Column("ATTEMPT", rank=1, below=lambda cell: "" if cell == "1" else f"attempt {cell}"),
+    Column("SUBMITTED", short=short_moment),
+    Column("RUN", rank=3, below=untold),
+    _NOTE,
+)
+_FAILED_FIRST = ("failed", "expired")
+MORE = "... and more: see --limit"
 
 
-def tasks(found: TaskList, *, colour: bool) -> str:
-    """Format the answer of `musterctl tasks`."""
+def tasks(found: TaskList, on: Paper = PLAIN) -> str:
+    """Format the answer of `musterctl tasks`: those that failed first, each the newest first."""
     if not found.tasks:
         return "no tasks"
-    text = table(_TASK_HEADS, [_task_row(task) for task in found.tasks], 1, colour=colour)
-    return text + "\n... and more: see --limit" if found.more else text
+    ranked = sorted(found.tasks, key=lambda each: each.state not in _FAILED_FIRST)
+    text = table(_TASKS, [_task_row(task) for task in ranked], on, colour_of=states(1))
+    return f"{text}\n{MORE}" if found.more else text
 
 
 def _task_row(task: TaskStatus) -> list[str]:
@@ -293,9 +315,40 @@ def _task_row(task: TaskStatus) -> list[str]:
         task.name,
         task.priority,
         str(task.attempt),
-        moment(task.submitted_at) if task.submitted_at else "-",
+        moment(task.submitted_at),
         duration(task.run_seconds) if task.run_seconds else "-",
         note,
+    ]
+
+
+_DEAD = (
+    Column("ID", alone=True),
+    Column("TASK", name=True),
+    Column("SITE", rank=3, name=True),
+    Column("ATTEMPTS", rank=2, below=lambda cell: "" if cell == "1" else f"{cell} attempts"),
+    Column("CRASHES", rank=1, below=told("{} crash", "es")),
+    Column("FAILED", short=short_moment),
+    Column("ERROR", rank=9),
+)
+
+
+def dead(found: TaskList, on: Paper = PLAIN) -> str:
+    """Format the answer of `musterctl dead`."""
+    if not found.tasks:
+        return "no failed tasks"
+    text = table(_DEAD, [_dead_row(task) for task in found.tasks], on)
+    return f"{text}\n{MORE}" if found.more else text
+
+
+def _dead_row(task: TaskStatus) -> list[str]:
+    return [
+        task.id,
+        task.name,
+        task.target or "-",
+        str(task.attempt),
+        str(task.crashes),
+        moment(task.finished_at),
+        failure_line(task.failure) if task.failure is not None else "",
     ]
 
 
@@ -385,21 +438,21 @@ def value(result: Any) -> str:
 # -- events -----------------------------------------------------------------------------------
 
 
-def event(fields: dict[str, Any]) -> list[str]:
+def event(fields: dict[str, Any], on: Paper = PLAIN) -> list[str]:
     """Format one event as one line, and below it the last output of a lost worker."""
     if "dropped" in fields:
         return [f"... {fields['dropped']} events dropped: this reader was too slow"]
     rest = dict(fields)
     at, name, level = rest.pop("at", 0), rest.pop("event", "?"), rest.pop("level", "info")
     reason, output = rest.pop("reason", ""), str(rest.pop("output", ""))
-    parts = [moment(float(at)), f"{level!s:<8}", str(name)]
-    parts += [f"{key}={item}" for key, item in rest.items()]
+    parts = [f"{level!s:<8}", str(name), *(f"{key}={item}" for key, item in rest.items())]
     if reason:
         parts.append(str(reason))
-    return [
-        printable(" ".join(parts)),
-        *(f"    | {_line(line)}" for line in output.split("\n") if line),
-    ]
+    lines = wrapped(printable(" ".join(parts)), on.columns, first=f"{moment(float(at))} ")
+    for line in output.split("\n"):
+        if line:
+            lines += wrapped(_line(line), on.columns, first=SAID, indent=SAID)
+    return lines
 
 
 # -- tail -------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import click
 import msgspec
 
 from musterd.supervisor.api import rpc
+from musterd.supervisor.api.events import filled
 from musterd.supervisor.api.status import RecentEvents, TailResult
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import (
@@ -22,6 +23,7 @@ from musterd.supervisor.ctl.app import (
 from musterd.supervisor.ctl.arguments import Seconds
 from musterd.supervisor.ctl.output import emit, emit_json, warn
 from musterd.supervisor.ctl.supervisorctl import without_stream
+from musterd.supervisor.ctl.table import paper
 from musterd.supervisor.text.printable import printable_json
 
 LEVELS = ("debug", "info", "warning", "error")
@@ -81,7 +83,11 @@ def follow_events(
 
 
 def _as_json(fields: dict[str, Any]) -> list[str]:
-    return [printable_json(msgspec.json.encode(fields).decode())]
+    return [printable_json(msgspec.json.encode(filled(fields)).decode())]
+
+
+def _told(fields: dict[str, Any]) -> list[str]:
+    return show.event(fields, paper())  # asked each time: a terminal may change its size
 
 
 # -- events -----------------------------------------------------------------------------------
@@ -92,7 +98,13 @@ def _as_json(fields: dict[str, Any]) -> list[str]:
     any_names,
     _follow,
     _number("limit", 200, "Number of recent events."),
-    click.option("--level", type=click.Choice(LEVELS), default="debug", help="Minimum level."),
+    click.option(
+        "--level",
+        type=click.Choice(LEVELS),
+        default="info",
+        show_default=True,
+        help="Minimum level; debug has the progress of tasks.",
+    ),
     click.option(
         "--kind", "kinds", multiple=True, help="Only these events: worker.*, breaker.open, ..."
     ),
@@ -111,7 +123,7 @@ def events(
     params = rpc.Events(
         follow=follow, names=list(names), kinds=list(kinds), level=level, limit=limit
     )
-    line_of = _as_json if settings.json else show.event
+    line_of = _as_json if settings.json else _told
 
     def first(found: RecentEvents) -> Iterable[str]:
         return (text for fields in found.recent for text in line_of(fields))

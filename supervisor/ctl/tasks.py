@@ -20,6 +20,7 @@ from musterd.ipc.wire.messages import (
     WAITING,
 )
 from musterd.supervisor.api import rpc
+from musterd.supervisor.api.params import SECONDS_MAX
 from musterd.supervisor.api.status import (
     ArtefactList,
     CacheResult,
@@ -34,9 +35,11 @@ from musterd.supervisor.ctl.app import (
     DONE,
     FAILED,
     NO_SUCH_NAME,
+    Action,
     Settings,
     ask,
     command,
+    completes,
     connect,
     no_block,
     on_cluster,
@@ -50,17 +53,19 @@ from musterd.supervisor.ctl.arguments import (
 )
 from musterd.supervisor.ctl.connection import Connection, NoAnswer
 from musterd.supervisor.ctl.output import emit, emit_json, warn
+from musterd.supervisor.ctl.table import paper
 from musterd.supervisor.text.printable import printable
 
 ON_OPEN = ("wait", "fail", "fallback")
 FALLBACK_ON = ("open", "failure")
 LINE_CHARS_MAX = 79  # a longer progress line would wrap, and could not be overwritten
 _ERASE_LINE = "\r\033[K"
-_DEAD_HEADS = ["ID", "TASK", "SITE", "ATTEMPTS", "CRASHES", "FAILED", "ERROR"]
 _NO_SUCH_TASK = "NoSuchTask"
 
-_seconds = Seconds(min=0, min_open=True, max=rpc.SECONDS_MAX)
-_pool = click.option("--pool", default="", help="Only tasks of this pool.")
+_seconds = Seconds(min=0, min_open=True, max=SECONDS_MAX)
+_pool = click.option(
+    "--pool", default="", help="Only tasks of this pool.", shell_complete=completes("pools")
+)
 _limit = click.option(
     "--limit",
     type=click.IntRange(1, rpc.LIST_MAX),
@@ -71,7 +76,7 @@ _limit = click.option(
 
 
 def _age(name: str, text: str) -> Any:
-    kind = Age(min=0, min_open=True, max=rpc.SECONDS_MAX)
+    kind = Age(min=0, min_open=True, max=SECONDS_MAX)
     return click.option(
         name, type=kind, is_flag=False, flag_value=AGE_CONFIGURED, metavar="[S]", help=text
     )
@@ -79,13 +84,19 @@ def _age(name: str, text: str) -> Any:
 
 @command(
     "submit",
-    click.argument("task"),
+    click.argument("task", shell_complete=completes("tasks")),
     click.argument("pairs", nargs=-1, metavar="[k=v ...]"),
     click.option("--json-args", metavar="J", help="Arguments as a JSON object; k=v wins over it."),
     click.option(
         "--priority", type=click.Choice(PRIORITY_NAMES, case_sensitive=False), default="normal"
     ),
-    click.option("--target", default="", metavar="SITE", help="The site the task is for."),
+    click.option(
+        "--target",
+        default="",
+        metavar="SITE",
+        help="The site the task is for.",
+        shell_complete=completes("sites"),
+    ),
     click.option("--timeout", type=_seconds, metavar="S", help="Timeout of one attempt."),
     click.option("--max-retries", type=click.IntRange(0, 1000), help="Maximum number of retries."),
     click.option("--delay", type=_seconds, metavar="S", help="Seconds before it may run."),
@@ -103,7 +114,13 @@ def _age(name: str, text: str) -> Any:
         type=click.Choice(FALLBACK_ON),
         help="When to fall back: while the breaker is open, or also on failure.",
     ),
-    click.option("--session", default="", metavar="NAME", help="Session, one of [sessions]."),
+    click.option(
+        "--session",
+        default="",
+        metavar="NAME",
+        help="Session, one of [sessions].",
+        shell_complete=completes("sessions"),
+    ),
     click.option("--id", "task_id", help="The task's id; resubmitting a known id is safe."),
     click.option("--wait", is_flag=True, help="Wait for the result and print it."),
 )
@@ -248,7 +265,7 @@ def tasks(settings: Settings, state: Any, pool: str, limit: int) -> int:
     params = rpc.ListTasks(state=state or "", pool=pool, limit=limit)
     found = ask(settings, params, TaskList)
     if not settings.json:
-        emit(show.tasks(found, colour=show.coloured()))
+        emit(show.tasks(found, paper()))
         if found.cluster:
             emit(
                 "this node of a cluster knows what runs here: all are in musterctl --cluster tasks"
@@ -258,7 +275,7 @@ def tasks(settings: Settings, state: Any, pool: str, limit: int) -> int:
 
 @command(
     "task",
-    click.argument("task_id", metavar="ID"),
+    click.argument("task_id", metavar="ID", shell_complete=completes("ids")),
     click.option("--save", metavar="DIR", help="Write what its failed attempts left into DIR."),
     on_cluster,
 )
@@ -311,7 +328,7 @@ def _of_cluster(settings: Settings, task_id: str, error: rpc.RpcError) -> TaskSt
 
 @command(
     "cache",
-    click.argument("action", type=click.Choice(["clear"])),
+    click.argument("action", type=Action(["clear"])),
     click.argument("key", default="*", metavar="[KEY|PREFIX*]"),
 )
 def cache(settings: Settings, action: str, key: str) -> int:
@@ -324,7 +341,12 @@ def cache(settings: Settings, action: str, key: str) -> int:
 
 
 @command(
-    "cancel", click.argument("ids", nargs=-1, required=True, metavar="ID..."), no_block, on_cluster
+    "cancel",
+    click.argument(
+        "ids", nargs=-1, required=True, metavar="ID...", shell_complete=completes("live ids")
+    ),
+    no_block,
+    on_cluster,
 )
 def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
     """Cancel tasks and wait until they have ended."""
@@ -386,33 +408,19 @@ def dead(settings: Settings, pool: str, limit: int) -> int:
     """List failed tasks, newest first, with their errors."""
     found = ask(settings, rpc.ListDead(pool=pool, limit=limit), TaskList)
     if not settings.json:
-        emit(_dead_table(found))
+        emit(show.dead(found, paper()))
         if found.cluster:
             emit("failed tasks of the cluster are in musterctl --cluster dead")
     return DONE
 
 
-def _dead_table(found: TaskList) -> str:
-    if not found.tasks:
-        return "no failed tasks"
-    rows = [_dead_row(task) for task in found.tasks]
-    text = show.table(_DEAD_HEADS, rows, -1, colour=show.coloured())
-    return text + "\n... and more: see --limit" if found.more else text
-
-
-def _dead_row(task: TaskStatus) -> list[str]:
-    return [
-        task.id,
-        task.name,
-        task.target or "-",
-        str(task.attempt),
-        str(task.crashes),
-        show.moment(task.finished_at),
-        show.failure_line(task.failure) if task.failure is not None else "",
-    ]
-
-
-@command("retry", click.argument("ids", nargs=-1, required=True, metavar="ID..."), on_cluster)
+@command(
+    "retry",
+    click.argument(
+        "ids", nargs=-1, required=True, metavar="ID...", shell_complete=completes("ids to retry")
+    ),
+    on_cluster,
+)
 def retry(settings: Settings, ids: tuple[str, ...]) -> int:
     """Run failed, expired or cancelled tasks again. They keep their ids."""
     result = ask(settings, rpc.RetryTasks(ids=list(ids)), RetryResult)
@@ -425,7 +433,7 @@ def retry(settings: Settings, ids: tuple[str, ...]) -> int:
 
 @command(
     "purge",
-    click.argument("ids", nargs=-1, metavar="[ID...]"),
+    click.argument("ids", nargs=-1, metavar="[ID...]", shell_complete=completes("dead ids")),
     click.option("--all", "everything", is_flag=True, help="All failed tasks."),
     click.option(
         "--older-than", metavar="D", help="Tasks that failed at least this long ago: 12h, 7d."

@@ -22,7 +22,7 @@ from rich.screen import Screen
 
 from musterd.supervisor.ctl.app import DONE, Settings
 from musterd.supervisor.ctl.output import emit, emit_json
-from musterd.supervisor.ctl.show import coloured
+from musterd.supervisor.ctl.table import paper
 from musterd.supervisor.ctl.top_feed import Feed, Looker, Snapshot
 from musterd.supervisor.ctl.top_screen import screen
 from musterd.supervisor.ctl.top_view import View, press
@@ -58,7 +58,7 @@ def _print_once(snapshot: Snapshot) -> None:
 
 class Top:
     def __init__(self, looker: Looker, first: Snapshot, seconds: float) -> None:
-        self._console = Console(no_color=not coloured(), highlight=False)
+        self._console = Console(no_color=not paper().colour, highlight=False)
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_write, False)
         os.set_blocking(self._wake_read, False)

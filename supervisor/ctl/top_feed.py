@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from musterd.ipc.errors import MusterdError
 from musterd.supervisor.api import rpc
+from musterd.supervisor.api.events import Event
 from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.status import (
     BreakerList,
@@ -69,7 +70,7 @@ class Snapshot(Struct, frozen=True, kw_only=True):
     fleet: FleetStatus
     health: Verdict = Verdict()
     breakers: list[BreakerStatus] = []
-    events: list[dict[str, object]] = []  # the latest of level warning and above
+    events: list[Event] = []  # the latest of level warning and above
     schedules: list[ScheduleStatus] = []
     dead: list[TaskStatus] = []  # the newest
     memory: Memory = Memory(0, 0)  # the tightest
@@ -112,7 +113,7 @@ class Looker:
         self._dead: list[TaskStatus] = []
         self._dead_of = -1  # number of failed tasks when they were listed
         self._cluster: ClusterConnection | None = None
-        self._events: list[dict[str, object]] = []  # of a cluster, so far
+        self._events: list[Event] = []  # of a cluster, so far
 
     def close(self) -> None:
         """End the connection to a cluster, where there is one."""
@@ -127,7 +128,7 @@ class Looker:
             fleet = connection.get(rpc.Status(), FleetStatus)
             breakers = connection.get(rpc.ListBreakers(), BreakerList).breakers
             asked = rpc.Events(follow=False, level="warning", limit=EVENTS_SHOWN_MAX)
-            events = connection.get(asked, RecentEvents).recent
+            events = msgspec.convert(connection.get(asked, RecentEvents).recent, list[Event])
             memory = connection.get(rpc.ShowMemory(), MemoryStatus)
             schedules = connection.get(rpc.ListSchedules(), ScheduleList).schedules
             self._refresh_dead(connection, fleet)
@@ -158,7 +159,8 @@ class Looker:
         breakers = connection.get(rpc.ListBreakers(), BreakerList).breakers
         happened = connection.new_events()
         if self._looks:  # what differs from nothing did not happen now
-            self._events = [*self._events, *happened][-EVENTS_SHOWN_MAX:]
+            new = msgspec.convert(happened, list[Event])
+            self._events = [*self._events, *new][-EVENTS_SHOWN_MAX:]
         self._refresh_dead(connection, fleet)
         wrong = [Reason(BAD, line) for line in fleet.problem.split("\n") if line]
         return Snapshot(

@@ -1,12 +1,8 @@
 """musterctl in a terminal, as a person sees it: `top` and the shell."""
 
-import fcntl
 import json
 import os
-import pty
-import select
 import signal
-import struct
 import subprocess
 import sys
 import termios
@@ -15,79 +11,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import pyte
 import pytest
 
 from support.daemon import Muster
-
-SECONDS = 30.0
-LEAVES = b"\x1b[?1049l"  # the alternate screen
-SHOWS_CURSOR = b"\x1b[?25h"
-
-
-class Terminal:
-    """A terminal in which musterctl runs."""
-
-    def __init__(self, home: Path, *arguments: str, columns: int = 80, rows: int = 24) -> None:
-        self._screen = pyte.Screen(columns, rows)
-        self._stream = pyte.ByteStream(self._screen)
-        self.written = b""
-        self._ours, theirs = pty.openpty()
-        self.resize(columns, rows)
-        self.before = termios.tcgetattr(theirs)
-        self._theirs = theirs
-        # musterctl has to ask the terminal for its size, not pytest's environment.
-        own = {key: os.environ[key] for key in os.environ if key not in ("COLUMNS", "LINES")}
-        self.process = subprocess.Popen(
-            # A controlling terminal makes Ctrl-C and Ctrl-Z signals.
-            ["setsid", "--ctty", sys.executable, "-m", "musterd.supervisor.ctl", *arguments],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            env={**own, "TERM": "xterm-256color", "XDG_STATE_HOME": str(home)},
-        )
-
-    def resize(self, columns: int, rows: int) -> None:
-        fcntl.ioctl(self._ours, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self._screen.resize(rows, columns)
-
-    def press(self, keys: str) -> None:
-        os.write(self._ours, keys.encode())
-
-    def read(self) -> None:
-        while select.select([self._ours], [], [], 0.05)[0]:
-            data = os.read(self._ours, 65536)
-            self.written += data
-            self._stream.feed(data)
-
-    def lines(self) -> list[str]:
-        self.read()
-        return [line.rstrip() for line in self._screen.display]
-
-    def wait(self, what: str, condition: Callable[[list[str]], Any]) -> list[str]:
-        deadline = time.monotonic() + SECONDS
-        while time.monotonic() < deadline:
-            if condition(self.lines()):
-                return self.lines()
-        shown = "\n".join(self.lines())
-        pytest.fail(f"not within {SECONDS} s: {what}\n{shown}")
-
-    def ended(self) -> int:
-        """Return the exit code, once the terminal is restored."""
-        deadline = time.monotonic() + SECONDS
-        while self.process.poll() is None and time.monotonic() < deadline:
-            self.read()
-        self.read()
-        assert self.written.rindex(LEAVES) > self.written.rindex(b"\x1b[?1049h"), "screen is left"
-        assert self.written.rindex(SHOWS_CURSOR) > self.written.rindex(b"\x1b[?25l"), "no cursor"
-        assert termios.tcgetattr(self._theirs) == self.before, "the keyboard is not as before"
-        return self.process.wait(SECONDS)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._ours)
-        os.close(self._theirs)
+from support.terminal import LEAVES, SECONDS
+from support.terminal import CtlTerminal as Terminal
 
 
 @pytest.fixture
@@ -161,7 +89,7 @@ def test_it_can_be_suspended_and_goes_on(jobs, top, waiting):
 
     waiting("it is stopped", stopped)
     assert screen.written.rindex(LEAVES) > screen.written.rindex(b"\x1b[?1049h")
-    assert termios.tcgetattr(screen._theirs) == screen.before
+    assert termios.tcgetattr(screen.theirs) == screen.before
     before = len(screen.written)
     screen.process.send_signal(signal.SIGCONT)
     screen.wait("it goes on", lambda _: b"ALL OK" in screen.written[before:])
@@ -387,3 +315,106 @@ def test_bash_can_complete(jobs):
         timeout=SECONDS,
     )
     assert done.stdout.split() == ["plain,jobs", "plain,jobs/0"]
+
+
+STOPS = """
+import time
+from musterd import task
+
+@task(max_retries=0)
+def stop(ctx, price: int) -> int:
+    breakpoint()
+    time.sleep(60 if price < 0 else 0)
+    return price
+"""
+
+
+def at_prompt(lines: list[str]) -> bool:
+    return [line for line in lines if line][-1] == "(Pdb)"
+
+
+@pytest.fixture
+def stopped(muster) -> Callable[[int], tuple[Muster, Any]]:
+    """Return a function that makes a daemon with a task at a breakpoint."""
+
+    def make(price: int) -> tuple[Muster, Any]:
+        daemon = muster({"shop": {"worker": "stops", "debug": True}}, start=False)
+        Path(daemon.folder, "stops.py").write_text(STOPS)
+        return daemon.start(), daemon.client().submit("shop.stop", {"price": price})
+
+    return make
+
+
+def test_a_debugger_has_the_keys_of_a_terminal(stopped, ctl, waiting):
+    daemon, task = stopped(42)
+    waiting("it is at the breakpoint", lambda: "breakpoint" in daemon.worker("shop/0").debug)
+    screen = ctl(daemon, "debug")
+    screen.wait("the prompt", has("(Pdb)"))
+    screen.press("p rice\x1b[D\x1b[D\x1b[D\x1b[Dp\x05 * 1\x7f2\r")  # arrows, Ctrl-E, backspace
+    screen.wait("the line as it was edited", has("84"))
+    screen.press("this is nothing")
+    screen.wait("it is typed", has("this is nothing"))
+    screen.press("\x03")
+    screen.wait("the next prompt", at_prompt)
+    screen.press("p price + 1\r")
+    screen.wait("the line before was dropped", has("43"))
+    screen.resize(60, 24)
+    screen.press("\x1b[A")  # what was typed before
+    screen.wait("the last line is there again", has("(Pdb) p price + 1"))
+    screen.press("0\r")
+    screen.wait("edited again", has("52"))
+    screen.press("\x04")
+    screen.wait("Ctrl-D leaves", has("shop/0: the debugger was left"))
+    assert screen.process.wait(SECONDS) == 0
+    assert task.result(SECONDS) == 42
+
+
+def test_ctrl_c_stops_the_code_and_a_second_one_leaves(stopped, ctl, waiting):
+    daemon, task = stopped(-1)
+    waiting("it is at the breakpoint", lambda: "breakpoint" in daemon.worker("shop/0").debug)
+    screen = ctl(daemon, "debug")
+    screen.wait("the prompt", has("(Pdb)"))
+    screen.press("c\r")
+    screen.wait("it goes on", lambda lines: lines and "(Pdb) c" in "\n".join(lines))
+    time.sleep(0.3)  # the line is on its way
+    screen.press("\x03")
+    screen.wait("it is shown where it is", has("-> time.sleep(60"))
+    screen.wait("the prompt", at_prompt)
+    screen.press("c\r")
+    time.sleep(0.3)
+    os.kill(daemon.worker("shop/0").pid, signal.SIGSTOP)  # code that cannot be stopped
+    screen.press("\x03")
+    screen.wait("it is tried", has("Ctrl-C again"))
+    time.sleep(0.3)
+    screen.press("\x03")
+    screen.wait("the task is left alone", has("left: the task goes on"))
+    assert screen.process.wait(SECONDS) == 0
+    os.kill(daemon.worker("shop/0").pid, signal.SIGCONT)
+    task.cancel()
+
+
+def test_a_prompt_ends_with_the_task(stopped, ctl, waiting):
+    daemon, task = stopped(1)
+    waiting("it is at the breakpoint", lambda: "breakpoint" in daemon.worker("shop/0").debug)
+    screen = ctl(daemon, "debug")
+    screen.wait("the prompt", has("(Pdb)"))
+    screen.press("half a li")
+    screen.wait("it is being typed", has("half a li"))
+    task.cancel()
+    screen.wait("it says so", has("shop/0: the task was cancelled"))
+    assert screen.process.wait(SECONDS) == 0
+    assert termios.tcgetattr(screen.theirs) == screen.before, "the keyboard is as before"
+
+
+def test_the_shell_debugs_and_goes_on(stopped, ctl, waiting):
+    daemon, task = stopped(7)
+    waiting("it is at the breakpoint", lambda: "breakpoint" in daemon.worker("shop/0").debug)
+    screen = ctl(daemon)
+    screen.wait("the shell", has("musterctl>"))
+    screen.press("debug shop/0\r")
+    screen.wait("the prompt", has("(Pdb)"))
+    screen.press("c\r")
+    screen.wait("it is over", has("shop/0: the attempt has ended"))
+    assert task.result(SECONDS) == 7
+    screen.press("ver\t\r")
+    screen.wait("commands are completed again", has("musterctl> version"))

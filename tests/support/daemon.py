@@ -28,6 +28,8 @@ LOG_SECONDS_MAX = 2.0
 END_SECONDS = 60.0
 GONE_SECONDS = 20.0
 DAEMON = (sys.executable, "-m", "musterd.supervisor")
+# Lines of tracebacks that are ours: those of handlers have none of them.
+OUR_FRAME = re.compile(r'File "[^"]*/musterd/(?:supervisor|ipc|workers)/[^"]*", line \d+, in ')
 
 Pools = dict[str, dict[str, Any]]
 
@@ -140,13 +142,19 @@ class Muster:
         return client
 
     def ctl(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
+        """Run musterctl; what it prints with --json is checked against its schema."""
+        done = subprocess.run(
             [sys.executable, "-m", "musterd.supervisor.ctl", "-s", self.control_socket, *arguments],
             capture_output=True,
             text=True,
             timeout=END_SECONDS,
             check=False,
         )
+        if "--json" in arguments:
+            from support import json_answers  # loads every command of musterctl
+
+            json_answers.check(arguments, done.stdout)
+        return done
 
     def stop(self) -> int:
         """Shut down in phases; return the exit code."""

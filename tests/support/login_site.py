@@ -3,7 +3,7 @@
 import http.server
 import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from http.cookies import SimpleCookie
 from urllib.parse import parse_qs
@@ -13,6 +13,14 @@ USER, PASSWORD = "ada", "correct horse battery staple"
 FORM = """<html><title>Log in</title><body><form id="login" method="post" action="/login">
 <input name="user"><input name="password" type="password"><button>Log in</button></form></body>"""
 ACCOUNT = "<html><title>Account of {user}</title><body><p class=user>{user}</p></body>"
+# A page that has something else in the place of local storage.
+FORGED = """<html><title>Forged</title><body><script>
+const value = {text: "text", number: 1, deep: {a: [null]}, half: "\\ud800"};
+Object.defineProperty(window, "localStorage", {value});
+</script></body>"""
+# Cookies that clients keep and Chromium refuses: what their names promise is not so, and None
+# without Secure.
+ODD = ("__Host-odd=1", "__Secure-odd=1", "none=1; SameSite=None")
 # Written by JavaScript: local storage has the token that the page shows.
 APP = """<html><title>App</title><body><p id="token"></p><script>
 document.getElementById("token").textContent = localStorage.getItem("token") || "none";
@@ -60,6 +68,13 @@ class LoginSite:
                 _answer(request, "hello" if self._knows(request) else "no", 200, strict=True)
             case "/app":
                 _answer(request, APP)
+            case "/forged":
+                _answer(request, FORGED)
+            case "/odd":
+                _answer(request, "odd", cookies=ODD)
+            case "/names":
+                sent = request.headers.get("Cookie", "").split("; ")
+                _answer(request, " ".join(sorted(each.partition("=")[0] for each in sent)))
             case _:
                 _answer(request, "not here", 404)
 
@@ -111,12 +126,15 @@ def _answer(
     status: int = 200,
     *,
     strict: bool = False,
+    cookies: Iterable[str] = (),
 ) -> None:
     body = text.encode()
     if strict and text == "no":
         status = 401
     request.send_response(status)
     request.send_header("Content-Type", "text/html; charset=utf-8")
+    for each in cookies:
+        request.send_header("Set-Cookie", each)
     request.send_header("Content-Length", str(len(body)))
     request.end_headers()
     request.wfile.write(body)

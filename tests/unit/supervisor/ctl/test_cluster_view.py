@@ -1,6 +1,7 @@
 """A cluster as people see it: one line, pools over all nodes, nodes."""
 
 import re
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -17,8 +18,11 @@ from musterd.supervisor.cluster.engine import (
 )
 from musterd.supervisor.ctl import cluster_view
 from musterd.supervisor.ctl.cluster_commands import MigrationResult, migrated
+from musterd.supervisor.ctl.table import Paper
+from support import document_answers
 
 SECOND_NS = 1_000_000_000
+DOCUMENT = Path(__file__).parents[4] / "docs" / "musterctl.md"
 PARSER = PoolCard("parser", 5, (TaskDeclaration("extract"),))
 BROWSER = PoolCard("browser", 3, (TaskDeclaration("render"),))
 ATTIC = NodeView("1", "attic", 1, True, False, 4, SECOND_NS, "0.1.0", (PARSER, BROWSER))
@@ -103,9 +107,8 @@ def test_a_drained_node_is_alive_and_its_pool_says_so() -> None:
     assert {pool.state for pool in status.pools} == {"DRAINING"}
 
 
-def test_the_status_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    painted = cluster_view.fleet_text(fleet(ATTIC, SHED, LOST), colour=True)
+def test_the_status_fits_a_narrow_terminal() -> None:
+    painted = cluster_view.fleet_text(fleet(ATTIC, SHED, LOST), Paper(80, colour=True))
     text = re.sub(r"\x1b\[\d+m", "", painted)
     assert max(map(len, text.splitlines())) <= 80, text
     assert "PROBLEM: yard: lost" in text
@@ -114,7 +117,7 @@ def test_the_status_fits_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_texts_of_others_do_not_reach_the_terminal_as_they_are() -> None:
     evil = structs.replace(ATTIC, name="a\x1b[2Jb")
-    text = cluster_view.fleet_text(fleet(evil), colour=False)
+    text = cluster_view.fleet_text(fleet(evil))
     assert "\x1b" not in text
 
 
@@ -173,3 +176,8 @@ def test_a_migration_says_what_it_did_and_what_to_type() -> None:
     assert again == "cluster 'musterd' at db: version 1, nothing to do"
     later = migrated(MigrationResult(schema="musterd", before=1, version=2), "db")
     assert "version 1 became 2" in later
+
+
+def test_the_document_shows_what_is_printed() -> None:
+    printed = DOCUMENT.read_text().partition("$ musterctl cluster nodes\n")[2].partition("```")[0]
+    assert cluster_view.node_table(document_answers.NODES) + "\n" == printed

@@ -22,6 +22,7 @@ from musterd.supervisor.ctl import output, show, streams
 from musterd.supervisor.ctl.app import cli
 from musterd.supervisor.ctl.arguments import task_arguments
 from musterd.supervisor.ctl.connection import Connection, Unreachable
+from musterd.supervisor.ctl.table import Paper
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "musterctl.md"
 
@@ -118,35 +119,34 @@ def fleet(reason: str = "") -> FleetStatus:
 
 
 def test_the_status_is_a_table_with_aligned_columns() -> None:
-    assert show.fleet(fleet("exit 1"), colour=False).splitlines() == [
+    assert show.fleet(fleet("exit 1")).splitlines() == [
         "musterd 9.9  running  pid 42  up 2h 05m  containment pidns",
         "",
         "POOL    STATE    WORKERS  BUSY  QUEUED  WAITING  DONE  FAILED  RESTARTS  NOTE",
         "parser  RUNNING  1/2         1      10        0  1204       0         0"
         "  lost: 12 exit, 1 oom; queued: 1 critical",
         "",
-        "WORKER    STATE     PID  UPTIME  TASKS  RESTARTS  LOST     DOING",
-        "parser/0  BUSY     4711  3m 10s    620         0  -        extract 0.4s 0192",
-        "parser/1  BACKOFF     -  -           0        12  12 exit  exit 1",
+        "WORKER    STATE     PID  UPTIME  TASKS  RESTARTS  LOST     TASK  DOING",
+        "parser/1  BACKOFF     -  -           0        12  12 exit     -  exit 1",
+        "parser/0  BUSY     4711  3m 10s    620         0  -        0192  extract 0.4s",
     ]
 
 
 def test_a_node_of_a_cluster_has_a_line_about_it() -> None:
     cluster = ClusterStatus(node="shed\x1b", state="member", lease_seconds=21)
-    text = show.fleet(msgspec.structs.replace(fleet("exit 1"), cluster=cluster), colour=False)
+    text = show.fleet(msgspec.structs.replace(fleet("exit 1"), cluster=cluster))
     assert text.splitlines()[2] == r"cluster: node shed\x1b: member, lease 21 s"
 
 
-def test_colours_change_nothing_but_the_colours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "200")
-    plain = show.fleet(fleet("exit 1"), colour=False)
-    painted = show.fleet(fleet("exit 1"), colour=True)
+def test_colours_change_nothing_but_the_colours() -> None:
+    plain = show.fleet(fleet("exit 1"), Paper(200))
+    painted = show.fleet(fleet("exit 1"), Paper(200, colour=True))
     assert painted != plain
     assert re.sub(r"\x1b\[\d+m", "", painted) == plain
 
 
 def test_a_worker_cannot_send_control_characters_to_the_terminal() -> None:
-    text = show.fleet(fleet("evil \x1b[2J\rname\n"), colour=False)
+    text = show.fleet(fleet("evil \x1b[2J\rname\n"))
     assert "\x1b" not in text
     assert "\r" not in text
     assert r"evil \x1b[2J\rname\n" in text
@@ -158,7 +158,7 @@ def test_a_worker_cannot_send_control_characters_to_the_terminal() -> None:
 
 def test_a_fleet_without_pools_says_so() -> None:
     empty = FleetStatus(version="1", pid=1, uptime_seconds=1, state="running", pools=[])
-    assert "no pools" in show.fleet(empty, colour=False)
+    assert "no pools" in show.fleet(empty)
 
 
 def test_results_are_shown_as_text_or_as_json() -> None:
@@ -185,7 +185,7 @@ def test_what_others_wrote_moves_no_cursor_and_ends_no_line(
     assert len(show.event(fields)) == 3
     for line in streams._as_json(fields):
         assert line.isprintable()
-        assert msgspec.json.decode(line) == fields
+        assert {**msgspec.json.decode(line), **fields} == msgspec.json.decode(line)
     chunk = {"worker": HOSTILE, "lines": [HOSTILE]}
     assert all(line.isprintable() for line in show.chunk(chunk, plain=False))
     assert show.value(HOSTILE) == HOSTILE, "into a file or a pipe: as it is"

@@ -254,6 +254,22 @@ def test_yaml_without_jobs_is_refused_whole(text: str, why: str) -> None:
         read_urlwatch(text)
 
 
+def test_merges_in_yaml_cannot_fill_the_memory() -> None:
+    """Nine lines, each of which merges the one before ten times, are a thousand million keys."""
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 10)}]}}" for n in range(1, 10)]
+    with pytest.raises(Unusable, match="merges more than"):
+        read_urlwatch("\n".join([*lines, f"url: {URL}"]))
+
+
+def test_tables_may_be_merged_and_their_keys_given_anew() -> None:
+    """The last one is made before the one it merges, which is deeper."""
+    shared = "headers: {deep: &deep {<<: &base {Accept: text/html}, Accept: text/plain}}"
+    text = f"{shared}\nurl: {URL}\ncookies: {{<<: *deep}}\n<<: {{name: tea, url: none}}"
+    (entry,) = read_urlwatch(text)
+    assert (entry.url, entry.title) == (URL, "tea")
+
+
 def test_yaml_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     real = builtins.__import__
 

@@ -5,10 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import click
 import pytest
 
 from musterd.supervisor import ctl
-from musterd.supervisor.ctl import supervisorctl
+from musterd.supervisor.ctl import app, supervisorctl
 from musterd.supervisor.ctl.app import DONE, UNREACHABLE, USAGE, cli
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -24,7 +25,7 @@ HEAVY = (
     *("selectolax", "playwright", "logging", "multiprocessing", "concurrent.futures", "readline"),
     *("subprocess", "ssl", "unittest", "yaml", "tomllib", "email", "http.client"),
     *("musterd.supervisor.loop.daemon", "musterd.supervisor.config.load", "musterd.ipc.client"),
-    *("musterd.workers", "musterd.supervisor.core.fleet"),
+    *("musterd.workers", "musterd.supervisor.core.fleet", "hashlib", "pathlib"),
 )
 
 
@@ -101,8 +102,19 @@ def test_the_document_tells_what_becomes_of_each_command_of_supervisorctl() -> N
     assert sorted(rows) == sorted(THEIRS)
 
 
-@pytest.mark.parametrize("words", [["version"], ["status"], ["start", "all"], ["tasks"]])
-def test_a_command_loads_nothing_that_takes_long(words: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        (["version"], "daemon"),
+        (["status"], "fleet"),
+        (["start", "all"], "fleet"),
+        (["tasks"], "tasks"),
+        (["breaker"], "breakers"),
+    ],
+)
+def test_a_command_loads_nothing_that_takes_long(
+    words: list[str], module: str, tmp_path: Path
+) -> None:
     """The time to load modules depends on the machine; which modules are loaded does not."""
     script = (
         "import sys\n"
@@ -118,5 +130,13 @@ def test_a_command_loads_nothing_that_takes_long(words: list[str], tmp_path: Pat
         timeout=60,
     )
     loaded = set(done.stdout.split())
-    assert "musterd.supervisor.ctl.fleet" in loaded
+    commands = {f"musterd.supervisor.ctl.{name}" for name in set(app._MODULE_OF.values())}
+    assert loaded & commands == {f"musterd.supervisor.ctl.{module}"}
     assert not loaded & set(HEAVY)
+
+
+def test_every_command_is_in_its_module() -> None:
+    for name in cli.list_commands(click.Context(cli)):
+        command = cli.get_command(click.Context(cli), name)
+        assert command is not None, name
+    assert sorted(cli.commands) == sorted(app._MODULE_OF)

@@ -5,6 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
+from musterd.supervisor.api.events import Event
 from musterd.supervisor.api.status import BreakerStatus, FleetStatus, NodeStatus, PoolStatus
 from musterd.supervisor.api.verdict import BAD, Reason, Verdict
 from musterd.supervisor.ctl.top_feed import Snapshot
@@ -53,7 +54,7 @@ def snapshot(nodes: list[NodeStatus], pools: int = 2, problem: str = "") -> Snap
         fleet=fleet,
         health=Verdict(BAD, "Action needed", reasons) if reasons else Verdict(),
         breakers=[BreakerStatus(target="site.example", state="open", open_seconds=42)],
-        events=[{"at": 1_700_000_000.0 - 5, "event": "cluster.node_lost", "node": "node1"}],
+        events=[Event(at=1_700_000_000.0 - 5, event="cluster.node_lost", node="node1")],
         done_rates={"pool0": 12.5},
     )
 

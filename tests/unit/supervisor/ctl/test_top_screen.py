@@ -1,6 +1,8 @@
 """The screen of `musterctl top` for one moment of the fleet."""
 
 import io
+import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -8,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from musterd.supervisor.api.cluster import ClusterStatus
+from musterd.supervisor.api.events import Event
 from musterd.supervisor.api.memory import MemoryStatus
 from musterd.supervisor.api.rpc import Params, Restart
 from musterd.supervisor.api.status import (
@@ -23,8 +26,10 @@ from musterd.supervisor.api.verdict import BAD, WARNING, Reason, Verdict, verdic
 from musterd.supervisor.ctl.top_feed import Memory, Rates, Snapshot, Use
 from musterd.supervisor.ctl.top_screen import screen, short_duration, size
 from musterd.supervisor.ctl.top_view import View, listed, ordered, press
+from support import document_answers
 
 GIB = 1024**3
+DOCUMENT = Path(__file__).parents[4] / "docs" / "musterctl.md"
 
 
 def worker(index: int, state: str = "RUNNING", **fields: Any) -> WorkerStatus:
@@ -191,7 +196,7 @@ def test_texts_of_others_cannot_move_the_cursor() -> None:
 
 
 def test_the_last_that_went_wrong_is_below() -> None:
-    event = {"at": 1_699_999_990.0, "event": "worker.crashed", "worker": "parser/0", "reason": "9"}
+    event = Event(at=1_699_999_990.0, event="worker.crashed", worker="parser/0", reason="9")
     assert "    10s ago  worker.crashed parser/0 9" in lines(snapshot(events=[event]))
 
 
@@ -209,7 +214,7 @@ def full_of_news(workers: int = 2) -> Snapshot:
             ScheduleStatus(name=f"due{n}", state="active", task="parser.get", when="", next_at=at)
             for n in range(5)
         ],
-        events=[{"at": at, "event": "worker.crashed", "worker": "parser/0"}] * 5,
+        events=[Event(at=at, event="worker.crashed", worker="parser/0")] * 5,
     )
 
 
@@ -317,3 +322,17 @@ def test_sizes_read_at_a_glance(count: int, text: str) -> None:
 )
 def test_ages_are_short(seconds: float, text: str) -> None:
     assert short_duration(seconds) == text
+
+
+def test_the_document_shows_what_is_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    try:
+        shown = lines(document_answers.top(), 80, 24, View(chosen="parser/1"))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+    printed = DOCUMENT.read_text().partition("$ musterctl top\n")[2].partition("```")[0]
+    assert [line.rstrip() for line in shown if line.strip()] == [
+        line for line in printed.splitlines() if line
+    ]
