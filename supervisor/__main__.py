@@ -1,7 +1,7 @@
 """The `musterd` command line.
 
-May import: config, ctl, demo, ipc.errors, log, loop, service, settings, sockets, store, system,
-text, web.
+May import: config, ctl, demo, dev, ipc.errors, log, loop, service, settings, sockets, store,
+system, text, web.
 """
 
 import faulthandler
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import click
 
 from musterd import __version__
-from musterd.ipc.errors import ConfigurationError, SpawnError
+from musterd.ipc.errors import ConfigurationError, MusterdError, SpawnError
 
 EXIT_FAILED = 1
 EXIT_CONFIGURATION = 78
@@ -125,6 +125,36 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
 
 
 @main.command()
+@click.argument("name")
+def new(name: str) -> None:
+    """Make a project: a worker, its configuration and its test, in the folder NAME."""
+    from musterd.supervisor.dev.new import make
+
+    try:
+        click.echo(make(name, Path.cwd()))
+    except MusterdError as error:
+        _fail(EXIT_FAILED, str(error))
+
+
+@main.command()
+@_configured
+def dev(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
+    """Run a project in this terminal, and reload what is saved.
+
+    Without -c: the musterd.toml of this folder. Sockets and state are in .musterd beside it, unless
+    it names other directories.
+    """
+    from musterd.supervisor.dev.run import run_dev
+
+    try:
+        sys.exit(run_dev(files, profile, overrides))
+    except ConfigurationError as error:
+        _fail(EXIT_CONFIGURATION, str(error))
+    except MusterdError as error:
+        _fail(EXIT_FAILED, str(error))
+
+
+@main.command()
 @_configured
 @click.option(
     "--listen",
@@ -188,11 +218,12 @@ def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[s
     default=None,
     help="Also render pages in a browser (default: if one is installed).",
 )
-def demo(tasks: int, browser: bool | None) -> None:
+@click.option("--stay", is_flag=True, help="Keep everything up until Enter is pressed.")
+def demo(tasks: int, browser: bool | None, stay: bool) -> None:
     """Show musterd at work on a sample site. One worker is killed on the way."""
     from musterd.supervisor.demo.run import run_demo
 
-    sys.exit(run_demo(tasks, browser))
+    sys.exit(run_demo(tasks, browser, stay=stay))
 
 
 _ROOT = click.option(

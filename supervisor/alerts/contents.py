@@ -14,7 +14,7 @@ from musterd.supervisor.api.status import TaskStatus
 
 WAIT_NS = 5_000_000_000  # for an answer; the message is then sent without
 ASKED_MAX = 10  # large results of a message: one has up to 512 KiB, and a phone shows few
-LISTED = 20  # newest changes of a schedule: older ones have no content any more
+LISTED = rpc.LIST_MAX  # changes of a schedule: more than its history keeps
 URL = "url"  # argument and placeholder
 
 
@@ -35,23 +35,38 @@ class Contents:
     def ask(self, asking: Asking | None) -> None:
         """Ask for what is missing; `then` gets the message at once if there is nothing to ask."""
         if asking is not None and not asking.gone:
+            missing: dict[str, list[int]] = {}  # places of changes by schedule
             for place, change in enumerate(self._message.changes):
                 if place < ASKED_MAX or not change.summary:
-                    self._ask_for(asking, place, change)
+                    if change.cut and change.number:
+                        missing.setdefault(change.schedule, []).append(place)
+                    self._ask_url(asking, place, change.task)
+            for schedule, places in missing.items():
+                self._ask_results(asking, schedule, places)
         self._asked_all = True
         if not self._waiting:
             self.finish()
 
-    def _ask_for(self, asking: Asking, place: int, change: Change) -> None:
+    def _ask_results(self, asking: Asking, schedule: str, places: list[int]) -> None:
+        """Ask once for all changes of a schedule: the answer may be large."""
+
         def results(answer: Raw) -> None:
-            for item in msgspec.json.decode(answer, type=ChangeList).changes:
-                if item.number == change.number and abs(item.at - change.at) < SAME_SECONDS:
-                    known = self._message.changes[place]
-                    self._put(place, structs.replace(change_of(item), url=known.url))
+            found = {
+                item.number: item for item in msgspec.json.decode(answer, type=ChangeList).changes
+            }
+            for place in places:
+                change = self._message.changes[place]
+                item = found.get(change.number)
+                if item is not None and abs(item.at - change.at) < SAME_SECONDS:
+                    self._put(place, structs.replace(change_of(item), url=change.url))
                     if not change.task:  # found in the list, which does not say
-                        ask_url(item.task)
+                        self._ask_url(asking, place, item.task)
             self._answered()
 
+        self._waiting += 1
+        asking.ask(rpc.ListChanges(name=schedule, limit=LISTED), results)
+
+    def _ask_url(self, asking: Asking, place: int, task: str) -> None:
         def url(answer: Raw) -> None:
             args = msgspec.json.decode(answer, type=TaskStatus).args
             value = args.get(URL) if isinstance(args, dict) else None
@@ -60,15 +75,9 @@ class Contents:
             self._put(place, structs.replace(known, url=found))
             self._answered()
 
-        def ask_url(task: str) -> None:
-            if self._urls and task and not asking.gone:
-                self._waiting += 1
-                asking.ask(rpc.GetTask(id=task, value=False), url)
-
-        if change.cut and change.number:
+        if self._urls and task and not asking.gone:
             self._waiting += 1
-            asking.ask(rpc.ListChanges(name=change.schedule, limit=LISTED), results)
-        ask_url(change.task)
+            asking.ask(rpc.GetTask(id=task, value=False), url)
 
     def _put(self, place: int, change: Change) -> None:
         changes = list(self._message.changes)

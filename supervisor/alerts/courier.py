@@ -9,6 +9,7 @@ processes.
 """
 
 import contextlib
+import importlib.util
 import logging
 import os
 import re
@@ -38,6 +39,7 @@ from musterd.supervisor.system.linux import (
     memory_file,
 )
 
+NO_APPRISE = "apprise is not installed: install musterd[alerts]"
 ERROR_CHARS_MAX = 300
 SAID_BYTES_MAX = 2000  # the end of a command's output
 KILL_SECONDS = 5.0  # until processes that survive SIGKILL are ignored
@@ -85,6 +87,20 @@ def url_of(destination: Destination) -> str:
     return value
 
 
+def problem_of(destination: Destination) -> str:
+    """Return why nothing can be delivered there, as far as that is seen from here; "" if nothing
+    is."""
+    if destination.command:
+        return ""
+    if importlib.util.find_spec("apprise") is None:
+        return NO_APPRISE
+    try:
+        url_of(destination)
+    except Undelivered as error:
+        return str(error)
+    return ""
+
+
 def without_secrets(text: str, url: str) -> str:
     """Remove the URL and all its parts, except its scheme, from a text."""
     _, _, rest = url.partition("://")
@@ -104,7 +120,7 @@ def notify(url: str, call: Delivery) -> None:
         from apprise.attachment.memory import AttachMemory
         from apprise.plugins.custom_json import NotifyJSON
     except ImportError:
-        raise Undelivered("apprise is not installed: install musterd[alerts]") from None
+        raise Undelivered(NO_APPRISE) from None
     capture = apprise.LogCapture(  # type: ignore[no-untyped-call,unused-ignore]
         level=logging.WARNING, fmt="%(message)s"
     )

@@ -132,6 +132,7 @@ KINDS: dict[str, Kind] = {
     "breaker.disabled": Kind(TARGET),
     "session.held": _lasting(SESSION, "session.resumed"),
     "session.resumed": Kind(SESSION),
+    "session.no_key": Kind(POOL),
     "session.no_login": Kind(SESSION),
     # Schedules.
     "schedule.paused": _lasting(SCHEDULE, "schedule.resumed"),
@@ -285,7 +286,7 @@ class Survey(Struct, frozen=True):
                 node.name == subject and node.state in ("silent", "gone") for node in cluster.nodes
             ),
         }
-        unseen = cluster.seen_seconds < 0 and what in ("node_lost", "vacuum_stalled")
+        unseen = cluster.seen_seconds is None and what in ("node_lost", "vacuum_stalled")
         if unseen or (what not in holds and cluster.state == DOWN):
             return Finding.UNKNOWN
         return _sure(holds.get(what, False))

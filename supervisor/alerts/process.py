@@ -25,7 +25,7 @@ from msgspec import Raw
 
 from musterd.supervisor.alerts.changes import Change
 from musterd.supervisor.alerts.contents import URL, WAIT_NS, Contents, change_of
-from musterd.supervisor.alerts.courier import Outcome
+from musterd.supervisor.alerts.courier import Outcome, problem_of
 from musterd.supervisor.alerts.couriers import Couriers
 from musterd.supervisor.alerts.kinds import CHANGED, KINDS, Happening, Survey, matching
 from musterd.supervisor.alerts.link import Asking, Following, Gone
@@ -83,6 +83,7 @@ class AlertProcess:
         self._kept_ns = 0
         self._dirty = self._untold = True
         self._file_problem = ""
+        self._problems: dict[str, str] = {}  # of destinations, before the first message
         self._stop_ns: int | None = None
         self._flushed = False  # all messages were tried once more before the end
         self._orphan_ns: int | None = None
@@ -99,6 +100,7 @@ class AlertProcess:
             self._beat(time.monotonic_ns())
             time.sleep(LOCK_SECONDS)
         self._remember()
+        self._look_at_destinations()
         self._beat(time.monotonic_ns())
         while not self._over:
             for key, _ in self._selector.select(self._sleep_seconds()):
@@ -107,6 +109,13 @@ class AlertProcess:
         self._couriers.close()
         self._keep()
         self._file.close()
+
+    def _look_at_destinations(self) -> None:
+        """Say at once, and not with the first message, that nothing can be delivered."""
+        for name, destination in self._settings.destinations.items():
+            if problem := problem_of(destination):
+                self._problems[name] = problem
+                say("WARNING", f"alert {name}: nothing can be delivered: {problem}")
 
     def _sleep_seconds(self) -> float:
         now_ns = time.monotonic_ns()
@@ -393,6 +402,7 @@ class AlertProcess:
         def then(outcome: Outcome) -> None:
             error = outcome.error
             self._dirty = self._untold = True
+            self._problems.pop(message.rule, None)
             if not error:
                 self._alerting.delivered(message.rule, time.time())
                 self._keep()  # at once, so that the message is not sent again
@@ -407,6 +417,8 @@ class AlertProcess:
         destination = self._settings.destinations.get(name)
 
         def then(outcome: Outcome) -> None:
+            if not outcome.error:
+                self._problems.pop(name, None)
             if self._asking is not None and not self._asking.gone:
                 tested = rpc.TestedAlert(token=token, error=outcome.error)
                 self._asking.ask(tested, lambda _: None)
@@ -455,11 +467,14 @@ class AlertProcess:
         for name, state in self._alerting.states.items():
             shown = [each for each in state.incidents if each.stage != Stage.QUIET]
             waiting = state.changes.pending
+            error = state.error
+            if not error and name in self._problems:  # it may have been mended since
+                error = problem_of(self._settings.destinations[name])
             alerts.append(
                 AlertStatus(
                     name=name,
                     destination=self._settings.destinations[name].shown,
-                    state="failing" if state.error else "sending" if state.message else "idle",
+                    state="failing" if error else "sending" if state.message else "idle",
                     open=[
                         OpenAlert(
                             kind=each.kind,
@@ -484,8 +499,8 @@ class AlertProcess:
                     sent=state.sent,
                     failures=state.failures,
                     lost=state.lost,
-                    sent_at=state.sent_at,
-                    error=state.error,
+                    sent_at=state.sent_at or None,
+                    error=error,
                 )
             )
         return AlertsStatus(alerts=alerts, pid=os.getpid())

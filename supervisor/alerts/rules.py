@@ -400,7 +400,7 @@ class Alerting:
             rule.state = state
             if CHANGED not in rule.kinds:
                 state.changes = ChangeState()  # a rule that asks for them later begins then
-            state.retry_ns += passed_ns
+            state.retry_ns = 0  # whoever has mended the destination need not wait
             state.made_ns += passed_ns
             if state.batch_ns is not None:
                 state.batch_ns += passed_ns

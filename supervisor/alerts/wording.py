@@ -202,7 +202,8 @@ def _is_one_change(message: Message) -> bool:
 
 
 def _changed(change: Change) -> str:
-    summary = change.summary or f"another result: musterctl task {change.task}"
+    where = f"task {change.task}" if change.task else f"history {change.schedule}"
+    summary = change.summary or f"another result: musterctl {where}"
     return f"{change.schedule}: {summary}"
 
 

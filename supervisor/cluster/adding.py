@@ -22,7 +22,7 @@ SECTIONS_BYTES_MAX = 32 * 1024 * 1024  # of all schedules
 _WHY = {
     READ_ONLY: "is of the policy that is applied to the cluster, and is changed only there: change "
     "the file, then use `musterctl cluster apply FILE`",
-    IN_USE: "is there already: replace it (--replace), or give another name",
+    IN_USE: "is there already: edit it, replace it (import --replace), or give another name",
     INVALID_SCHEDULE: f"takes over {SECTION_BYTES_MAX // 1024} KiB: shorten its arguments",
     TOO_MANY: f"would be one too many: there are {SCHEDULES_MAX} schedules at most, of "
     f"{SECTIONS_BYTES_MAX // 1024 // 1024} MiB together: delete some",

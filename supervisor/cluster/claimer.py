@@ -35,6 +35,7 @@ from musterd.supervisor.cluster import engine, rounds
 from musterd.supervisor.cluster.calls import Calls, Lane, Wanted, due_times, make_due
 from musterd.supervisor.cluster.grants import Problems, divided, next_wants, none, portions
 from musterd.supervisor.cluster.handler_calls import HandlerCalls, Pair
+from musterd.supervisor.cluster.logging_in import KnownLogins
 from musterd.supervisor.cluster.node_cards import Declaring
 from musterd.supervisor.cluster.notes import Notes
 from musterd.supervisor.cluster.reports import Figures, node_lost, results, seen
@@ -111,6 +112,7 @@ class Claimer:
         self._notes = Notes()
         self._scheduled: int | None = None  # as the last heartbeat said
         self._handlers = HandlerCalls(card.name, rng)
+        self._logins = KnownLogins()
         self._rounds, self._look_rounds = rounds.of_time(rng, keep_ns), rounds.Looks(rng)
         self._member, self._claims, self._finishes = Lane(), Lane(), Lane()
         self._noting, self._time, self._looks = Lane(), Lane(), Lane()
@@ -369,6 +371,9 @@ class Claimer:
         self._draining, self.policy = result.draining, result.policy
         self._scheduled = result.scheduled
         self._is_alive()
+        told = self._logins.news(result.logins, self._card.name, self._member.called_ns)
+        if told is not None:
+            self._tell(told)
         self._server = result.epoch
         if self._server != self._epoch:
             self._epoch = ""

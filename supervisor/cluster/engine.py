@@ -39,10 +39,14 @@ from musterd.ipc.wire.messages import (
     TaskView,
     View,
 )
+from musterd.ipc.wire.node_messages import LoginVerdict
 from musterd.supervisor.cluster.adding import AddingEngine
+from musterd.supervisor.cluster.handling import HandlingEngine, ProgressMark
+from musterd.supervisor.cluster.logging_in import LoginEngine, LoginView
 from musterd.supervisor.cluster.watching import WatchingEngine
 from musterd.supervisor.core.model import shared
 from musterd.supervisor.core.model.policy import SCHEDULES_MAX
+from musterd.supervisor.core.model.runs import Way
 
 BATCH_MAX = 1000  # tasks in one call; around 100 is fastest
 INTERRUPTIONS_MAX = 20  # shutdowns and recycles that one task may survive: no task runs for ever
@@ -58,6 +62,7 @@ FINISHED, UNSUCCESSFUL = "finished", "unsuccessful"  # for a filter: any final s
 PROGRESS_GAP_NS = SECOND_NS  # between two reports of one task
 ENDED_MAX = 1000  # ids that `ended` tells at once
 MARKS_MAX = 10_000  # reports of progress in one answer
+RETRYING_MAX = 100  # runs of one schedule that are looked at; with more, none counts as retrying
 
 
 class EngineError(MusterdError):
@@ -131,6 +136,7 @@ class Orders(Struct, frozen=True):
     draining: bool = False
     cancel: tuple[str, ...] = ()  # ids of claimed tasks that somebody cancelled
     scheduled: int = 0  # as in PolicyView
+    logins: tuple[LoginView, ...] = ()  # whose logins have failed
 
 
 class NodeView(Struct, frozen=True):
@@ -190,6 +196,9 @@ class Grant(Struct, frozen=True):
     policy: str = ""  # its resilience class: that of the submit, else of its target
     probe: bool = False  # it probes a half-open site
     expires_in_ns: int = 0  # 0: never
+    held: LoginView | None = None  # no login of its session may be tried: it is to end at once
+    again: bool = False  # it has waited for a login task, which has worked ...
+    login_error: str = ""  # ... or why that has not: it has failed
 
     @property
     def id(self) -> str:
@@ -220,6 +229,7 @@ class End(Struct, frozen=True):
     clears: str = ""  # key of the state that a success makes obsolete
     keeps: bool = False  # a success is remembered as the last good result of its key
     view: View | None = None  # what of a run's result is watched
+    login: LoginVerdict | None = None  # counts with the end
 
 
 class Told(Struct, frozen=True):
@@ -249,7 +259,7 @@ class Fetched(Struct, frozen=True):
     absent: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()  # these have ended, and their results were too much at once
     next_bytes: int = 0  # size of the first result that was not read
-    marks: tuple["ProgressMark", ...] = ()  # of those that are alive and have said how far they are
+    marks: tuple[ProgressMark, ...] = ()  # of those that are alive and have said how far they are
 
 
 class TaskFilter(Struct, frozen=True):
@@ -323,6 +333,8 @@ class DueSchedule(Struct, frozen=True):
     now_ns: int  # wall-clock time of the engine
     memory: bytes
     alive: str  # id of a run that has not ended, the newest; also one that was retried by hand
+    retrying: bool = False  # all such runs were attempted, and wait for another attempt
+    asked: str = ""  # one of them that a person asked for or retried, the newest
 
 
 class ScheduleView(Struct, frozen=True):
@@ -349,49 +361,6 @@ class Run(Struct, frozen=True):
 
 class Settled(Struct, frozen=True):
     verdicts: tuple[Verdict, ...] = ()  # of the runs of a schedule, in their order
-
-
-class StateAsk(Struct, frozen=True):
-    """A state that an attempt loads, saves, or clears with None."""
-
-    id: str
-    claim: int
-    key: str
-    saves: bool = False
-    value: bytes | None = None
-    ttl_ns: int = 0  # 0: for ever
-
-
-class StateView(Struct, frozen=True):
-    """The answer to a StateAsk."""
-
-    held: bool = True  # False: the node does not have that claim, and nothing was saved
-    value: bytes | None = None  # what was loaded
-
-
-class LockAsk(Struct, frozen=True):
-    """What a node wants with a lock. It is one holder, whatever goes on on the node: `token`.
-
-    want    have it, or wait for it
-    pass    have it after all others that wait now; keep it if there are none
-    leave   give it back, or wait no longer
-    """
-
-    name: str
-    token: int
-    kind: Literal["want", "pass", "leave"]
-    holder: str = ""  # for people
-
-
-class LockView(Struct, frozen=True):
-    taken: bool
-    holder: str = ""  # who has it, if it was not taken
-
-
-class ProgressMark(Struct, frozen=True):
-    id: str
-    fraction: float
-    text: str
 
 
 class Backlog(Struct, frozen=True):
@@ -431,7 +400,7 @@ class Statistics(Struct, frozen=True):
     age_ns: int = 0
 
 
-class Engine(AddingEngine, WatchingEngine, Protocol):
+class Engine(AddingEngine, HandlingEngine, LoginEngine, WatchingEngine, Protocol):
     # -- nodes
     def give_back(self, identity: str) -> None: ...  # what its daemon had that has died
     def join(self, card: NodeCard) -> Joined:
@@ -531,28 +500,6 @@ class Engine(AddingEngine, WatchingEngine, Protocol):
         self, target: str, command: Literal["open", "close", "disable", "reset"]
     ) -> None: ...
 
-    # -- handlers
-    def states(self, tenure: int, asks: Sequence[StateAsk]) -> list[StateView]:
-        """Load and save states of attempts, as if one after the other.
-
-        A save counts only while the node has the claim: the attempt that follows on another node
-        never finds what its predecessor saves too late.
-        """
-
-    def locks(self, tenure: int, asks: Sequence[LockAsk]) -> list[LockView]:
-        """Take locks, wait for them in the order of the calls, and give them back.
-
-        A lock ends with the tenure of its node at the latest.
-        """
-
-    def state_load(self, key: str) -> bytes | None: ...
-    def state_save(self, key: str, value: bytes | None, *, ttl_ns: int = 0) -> None: ...
-    def progress(self, tenure: int, marks: Sequence[ProgressMark]) -> list[str]:
-        """Note how far attempts are; return those that were not noted, because it is too early."""
-
-    def marks(self, waiter: int, age_ns: int) -> list[ProgressMark]:
-        """Return how far the tasks of a waiter are that have said so within this time."""
-
     # -- schedules
     def due(self) -> list[DueSchedule]: ...
     def settle(
@@ -566,12 +513,17 @@ class Engine(AddingEngine, WatchingEngine, Protocol):
         skipped: int = 0,
         anew: bool = False,
         resend: bool = False,
+        way: Way = "begins",
     ) -> Settled | None:
         """Submit the runs of a due schedule and move on to its next instant.
 
         None, and nothing happened, if another node was first. A run that is refused counts as
         skipped. `anew` forgets the last result: the next one is no change; then nothing is run.
         `resend`: a run may have been made before, and have ended.
+
+        With `way` "replaces" all runs that are `retrying` end, if one of these is accepted; with
+        "hastens" the one that is `asked` is queued at once. None, and nothing happened, if this is
+        not as it was in `due`: they run by now, or somebody has retried one.
         """
 
     def schedules(

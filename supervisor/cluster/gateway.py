@@ -61,8 +61,10 @@ from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
     Ended,
     Fetched,
-    ProgressMark,
     Verdict,
+)
+from musterd.supervisor.cluster.handling import (
+    ProgressMark,
 )
 from musterd.supervisor.cluster.sidecar_events import (
     Action,

@@ -11,6 +11,8 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
 )
 from musterd.supervisor.cluster import engine
+from musterd.supervisor.cluster.logging_in import LoginView
+from musterd.supervisor.core.model.held import held_failure, held_why
 
 # Says of tasks, by their ids, why they must not run.
 Problems = Callable[[list[TaskSpec]], dict[str, str]]
@@ -26,6 +28,8 @@ def attempt_of(grant: engine.Grant, called_ns: int) -> wire.Attempt:
         grant.interruptions,
         grant.policy,
         called_ns + grant.expires_in_ns if grant.expires_in_ns else 0,
+        grant.again,
+        grant.login_error,
     )
 
 
@@ -33,6 +37,12 @@ def refusal_of(grant: engine.Grant, why: str) -> wire.AttemptEnd:
     """Return the end of an attempt that must not begin."""
     failure = Failure(INVALID, "InvalidTask", why[:FAILURE_CHARS_MAX])
     return wire.AttemptEnd(grant.id, grant.claim, "failed", b"", failure)
+
+
+def held_back(grant: engine.Grant, held: LoginView) -> wire.AttemptEnd:
+    """Return the end of an attempt whose session may not log in for a while."""
+    why = held_why(held.session, held.left_ns, held.failures, held.problem, cluster=True)
+    return wire.AttemptEnd(grant.id, grant.claim, "failed", b"", held_failure(why))
 
 
 def none(_specs: list[TaskSpec]) -> dict[str, str]:
@@ -53,6 +63,8 @@ def divided(
     for grant in grants:
         if grant.id in found:
             refusals.append(refusal_of(grant, found[grant.id]))
+        elif grant.held is not None and not grant.login_error:
+            refusals.append(held_back(grant, grant.held))
         else:
             pool = grant.spec.name.partition(".")[0]
             pools.setdefault(pool, []).append(attempt_of(grant, called_ns))

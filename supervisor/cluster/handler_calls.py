@@ -16,7 +16,7 @@ from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
-from musterd.supervisor.cluster import engine
+from musterd.supervisor.cluster import handling
 
 STATES_MAX = 100  # of one call ...
 STATES_BYTES = 4 * 1024 * 1024  # ... and their bytes
@@ -64,7 +64,7 @@ class HandlerCalls:
     def ask_states(self, asks: Sequence[wire.StateRequest], held: Container[Pair]) -> None:
         self._asks.update({ask.number: ask for ask in asks if (ask.id, ask.claim) in held})
 
-    def next_states(self) -> list[engine.StateAsk]:
+    def next_states(self) -> list[handling.StateAsk]:
         """Return the requests of the next call."""
         size, batch = 0, self._asking
         assert not batch
@@ -74,9 +74,11 @@ class HandlerCalls:
             if batch and (len(batch) == STATES_MAX or size > STATES_BYTES or apart):
                 break
             batch.append(ask)
-        return [engine.StateAsk(*structs.astuple(ask)[1:]) for ask in batch]
+        return [handling.StateAsk(*structs.astuple(ask)[1:]) for ask in batch]
 
-    def states_answered(self, views: list[engine.StateView]) -> tuple[list[wire.StatesTold], bool]:
+    def states_answered(
+        self, views: list[handling.StateView]
+    ) -> tuple[list[wire.StatesTold], bool]:
         """Return what to tell, and whether the engine does not know the claim of a save."""
         batch, self._asking = self._asking, []
         replies, unknown = [], False
@@ -124,7 +126,7 @@ class HandlerCalls:
         if self._waiting:
             self.poll_at_ns = now_ns
 
-    def next_locks(self, now_ns: int) -> list[engine.LockAsk]:
+    def next_locks(self, now_ns: int) -> list[handling.LockAsk]:
         """Return the wishes of the next call."""
         assert not self._wishing
         if now_ns >= self.poll_at_ns:
@@ -136,11 +138,11 @@ class HandlerCalls:
             del self._due[token]
         self._wishing = [self._wishes[token] for token in tokens]
         return [
-            engine.LockAsk(wish.name, wish.token, wish.kind, f"{wish.holder} on {self._node}")
+            handling.LockAsk(wish.name, wish.token, wish.kind, f"{wish.holder} on {self._node}")
             for wish in self._wishing
         ]
 
-    def locks_answered(self, views: list[engine.LockView]) -> list[wire.LockReply]:
+    def locks_answered(self, views: list[handling.LockView]) -> list[wire.LockReply]:
         wishing, self._wishing = self._wishing, []
         replies = []
         for wish, view in zip(wishing, views, strict=True):

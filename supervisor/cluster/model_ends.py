@@ -34,15 +34,18 @@ from musterd.supervisor.cluster.engine import (
     Told,
 )
 from musterd.supervisor.cluster.model_intake import Intake
+from musterd.supervisor.cluster.model_logins import Logins
 from musterd.supervisor.cluster.model_records import Group, Recent, Task, own
 
 
-class Ends(Intake):
+class Ends(Intake, Logins):
     # -- attempts -----------------------------------------------------------------------------
 
     def attempt_ended(self, task: Task, end: End) -> list[Told]:
         """Decide what the end of an attempt means for its task, its site and its key."""
         self._leave_site(task, end)
+        if end.login is not None and end.login.said != "wanted":
+            self.login_said(end.login, self.board.name_of(task.tenure))
         if end.failure is not None and end.failure.kind != CANCEL:
             self._note_failure(task, end.failure)
         match end.kind:
@@ -56,7 +59,10 @@ class Ends(Intake):
                 return self._failed(task, end)
             case "untouched":
                 task.attempt -= 1
-                return self._back(task)
+                told = self._back(task)
+                if end.login is not None and task.spec.id in self.board.live:
+                    self.login_wanted(task, end.login)
+                return told
             case "interrupted":
                 task.attempt -= 1
                 task.interruptions += 1
@@ -104,6 +110,7 @@ class Ends(Intake):
         if 0 < task.expires_ns <= now_ns:
             return self.end(task, self._outcome(task, EXPIRED, b"", failure, end.run_ns))
         self._release(task)
+        task.wanted = False
         task.state, task.ready_ns = WAITING, now_ns + end.retry_ns
         if task.spec.target and not self.site_of(task).pays(now_ns):
             task.give_up_ns = task.ready_ns + max(1, end.patience_ns)
@@ -198,6 +205,8 @@ class Ends(Intake):
         if outcome.failure is not None:
             failure = outcome.failure
             task.error = f"{failure.type or failure.kind}: {failure.message}"
+        problem = "" if outcome.state == SUCCEEDED else task.error or outcome.state
+        self.login_over(task.spec.session, task.spec.id, problem)
         self.note_done(task, outcome)
         return Told(task.spec.id, task.waiter, outcome.state)
 
@@ -247,6 +256,18 @@ class Ends(Intake):
         leader.state = WAITING if leader.ready_ns > self.clock() else QUEUED
         leader.queued_ns = self.clock()
         self.patience(leader)
+
+    # -- waiting runs -------------------------------------------------------------------------
+
+    def withdraw(self, task: Task, why: str) -> None:
+        """End a task that waits."""
+        failure = Failure(CANCEL, message=why)
+        self.end(task, self._outcome(task, CANCELLED, b"", failure))
+
+    def hasten(self, task: Task) -> None:
+        """Queue a task that waits for its next attempt, which need not be paid for."""
+        task.state, task.queued_ns, task.give_up_ns = QUEUED, self.clock(), 0
+        self.patience(task)
 
     # -- shut sites ---------------------------------------------------------------------------
 
@@ -340,6 +361,7 @@ class Ends(Intake):
                     ready += 1
                     task.state, task.queued_ns = QUEUED, now_ns
         self._impatient()
+        self.begin_logins()
         for name, pool in self.board.pools.items():
             pool.counted = sum(task.pool == name for task in self.board.live.values())
         for key in [k for k, (_, until) in self.board.state.items() if 0 < until <= now_ns]:

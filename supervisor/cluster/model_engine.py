@@ -22,8 +22,6 @@ from musterd.supervisor.cluster.engine import (
     Grant,
     Held,
     Joined,
-    LockAsk,
-    LockView,
     NameTaken,
     NodeCard,
     NodeSeen,
@@ -31,13 +29,17 @@ from musterd.supervisor.cluster.engine import (
     Orders,
     PolicyChanged,
     PolicyView,
-    ProgressMark,
     Reaped,
-    StateAsk,
-    StateView,
     Statistics,
     Told,
     Want,
+)
+from musterd.supervisor.cluster.handling import (
+    LockAsk,
+    LockView,
+    ProgressMark,
+    StateAsk,
+    StateView,
 )
 from musterd.supervisor.cluster.model_records import (
     JOINED,
@@ -148,7 +150,7 @@ class ModelEngine(Schedules):
         node.beat_ns = self.clock()
         cancel = tuple(t.spec.id for t in self.board.claimed() if t.tenure == tenure and t.cancel)
         known = (str(self._epoch), self._version, node.draining, cancel)
-        return Orders(*known, self.scheduled)
+        return Orders(*known, self.scheduled, tuple(self.logins()))
 
     def leave(self, tenure: int) -> None:
         node = self.board.of(tenure) if tenure else None
@@ -296,6 +298,8 @@ class ModelEngine(Schedules):
         return sorted(lanes.items(), key=lambda lane: (lane[0] <= cursor, lane[0]))
 
     def _admits(self, task: Task) -> bool:
+        if task.spec.session and not self.admits_session(task):
+            return False
         limit = self.class_limit(task.class_)
         if limit and sum(t.class_ == task.class_ for t in self.board.claimed()) >= limit:
             return False
@@ -323,6 +327,8 @@ class ModelEngine(Schedules):
             self.policy_of(task.spec) if task.spec.session else task.class_,
             task.probe != 0,
             left_ns,
+            self.held(task.spec.session),
+            *self.login_of(task),
         )
 
     def begun(self, tenure: int, claims: Sequence[Held]) -> None:
@@ -344,6 +350,7 @@ class ModelEngine(Schedules):
         for end in ends:
             for task in self._held(tenure, [Held(end.id, end.claim)]):
                 told += self.attempt_ended(task, end)
+        self.begin_logins()
         return told
 
     # -- for those who wait, and for people ---------------------------------------------------

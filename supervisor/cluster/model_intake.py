@@ -35,8 +35,10 @@ from musterd.supervisor.cluster.model_records import JOINED, Board, Done, Group,
 from musterd.supervisor.cluster.model_sites import Site, Sites
 from musterd.supervisor.cluster.watching import SeenRun
 from musterd.supervisor.core.model.queue import CRITICAL_RESERVE_PERCENT, HIGH_RESERVE_PERCENT
+from musterd.supervisor.core.model.runs import RUN_PREFIX, is_by_hand
 
-SESSION_MARK = "\x02"  # before the name of a session that stands in place of a class
+# Before the name of a session that stands in place of a class, and of its login task's.
+SESSION_MARK, LOGIN_MARK = "\x02", "\x03"
 
 
 class Base:
@@ -58,8 +60,6 @@ class Base:
 
     def class_limit(self, class_: str) -> int:
         known = self.rules.classes.get(class_)
-        if class_.startswith(SESSION_MARK):
-            return 1
         return known.max_concurrent if known is not None else 0
 
     def policy_of(self, spec: TaskSpec) -> str:
@@ -69,7 +69,11 @@ class Base:
 
     def class_of(self, spec: TaskSpec) -> str:
         """Return the class of a task's lane: its session, else its resilience class."""
-        return f"{SESSION_MARK}{spec.session}" if spec.session else self.policy_of(spec)
+        if not spec.session:
+            return self.policy_of(spec)
+        login = self.board.logging_in.get(spec.session)
+        logs_in = login is not None and login.ok is None and login.task == spec.id
+        return f"{LOGIN_MARK if logs_in else SESSION_MARK}{spec.session}"
 
     def followers(self, task: Task) -> list[Task]:
         group = self.board.groups.get(task.spec.key) if task.spec.key else None
@@ -114,6 +118,7 @@ class Intake(Base):
         if full:
             return _rejected(spec, QUEUE_FULL, full, QUEUE_FULL_RETRY_NS)
         task = self._make(spec, waiter)
+        task.asked = fresh or (spec.id.startswith(RUN_PREFIX) and is_by_hand(spec.id))
         self.board.live[spec.id] = task
         if group is not None:
             task.state = JOINED

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from msgspec import Struct, field
 
 from musterd.ipc.wire.history import HistoryEntry
+from musterd.ipc.wire.keys import derived_key
 from musterd.ipc.wire.messages import (
     FAILED,
     PRIORITY_NAMES,
@@ -18,7 +19,6 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
     TaskView,
     View,
-    derived_key,
 )
 from musterd.supervisor.cluster.engine import NodeCard, PoolCard, ScheduleCard
 from musterd.supervisor.cluster.watching import ChangeNote, SeenRun
@@ -58,6 +58,13 @@ class Task(Struct, eq=False):
     text: str = ""
     said: bool = False  # how far it is
     seen: View | None = None  # what of its result is watched
+    asked: bool = False  # a run of a schedule that a person asked for or retried
+    wanted: bool = False  # it has waited for a login task
+
+    @property
+    def retrying(self) -> bool:
+        """Return whether it was attempted, and waits for another attempt."""
+        return self.state == WAITING and self.attempt > 0
 
     @property
     def lane(self) -> LaneKey:
@@ -166,6 +173,27 @@ class Schedule(Struct, eq=False):
     section: bytes = b""
 
 
+class FailedLogins(Struct, eq=False):
+    """Logins of a session that have failed in a row."""
+
+    failures: int = 0
+    pauses: int = 0
+    until_ns: int = 0  # no login is tried before
+    problem: str = ""
+    node: str = ""
+
+
+class LoginTask(Struct, eq=False):
+    """The last login task of a session."""
+
+    task: str
+    name: str
+    args: bytes
+    since_ns: int
+    ok: bool | None = None  # None: it is under way
+    problem: str = ""
+
+
 class Lock(Struct, frozen=True):
     """A node that has a lock, or waits for it."""
 
@@ -187,6 +215,8 @@ class Board(Struct, eq=False):
     schedules: dict[str, Schedule] = field(default_factory=dict)
     state: dict[str, tuple[bytes, int]] = field(default_factory=dict)
     locks: dict[str, list[Lock]] = field(default_factory=dict)  # the first one has it
+    logins: dict[str, FailedLogins] = field(default_factory=dict)  # by session
+    logging_in: dict[str, LoginTask] = field(default_factory=dict)  # by session
     changes: list[ChangeNote] = field(default_factory=list)
     announced: dict[int, int] = field(default_factory=dict)  # changes, and whose token took them
     noted_ns: dict[int, int] = field(default_factory=dict)  # when they were made, or taken

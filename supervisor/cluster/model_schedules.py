@@ -22,13 +22,14 @@ from musterd.supervisor.cluster.adding import (
     refusal,
 )
 from musterd.supervisor.cluster.engine import (
+    RETRYING_MAX,
     DueSchedule,
     Run,
     ScheduleCard,
     ScheduleView,
     Settled,
 )
-from musterd.supervisor.cluster.model_records import Schedule
+from musterd.supervisor.cluster.model_records import Schedule, Task
 from musterd.supervisor.cluster.model_views import Views
 from musterd.supervisor.cluster.watching import (
     CHANGED,
@@ -42,6 +43,7 @@ from musterd.supervisor.cluster.watching import (
     WatchedSchedule,
 )
 from musterd.supervisor.core.model.policy import SCHEDULES_MAX
+from musterd.supervisor.core.model.runs import Way, replaced_why
 
 
 class Schedules(Views):
@@ -128,7 +130,7 @@ class Schedules(Views):
         ]
 
     def _due(self, name: str, each: Schedule) -> DueSchedule:
-        alive = [id_ for id_ in self.board.live if id_.startswith(f"@{name}.")]
+        alive = self._live_runs(name)
         return DueSchedule(
             name,
             each.card.plan,
@@ -136,8 +138,15 @@ class Schedules(Views):
             each.last_ns,
             self.clock() + self.wall_ns,
             each.memory,
-            max(alive, default=""),
+            alive[-1].spec.id if alive else "",
+            0 < len(alive) <= RETRYING_MAX and all(task.retrying for task in alive),
+            max([task.spec.id for task in alive if task.asked], default=""),
         )
+
+    def _live_runs(self, name: str) -> list[Task]:
+        """Return the live runs of a schedule, in the order of their ids."""
+        found = [each for id_, each in self.board.live.items() if id_.startswith(f"@{name}.")]
+        return sorted(found, key=lambda each: each.spec.id)
 
     def settle(
         self,
@@ -150,9 +159,16 @@ class Schedules(Views):
         skipped: int = 0,
         anew: bool = False,
         resend: bool = False,
+        way: Way = "begins",
     ) -> Settled | None:
         known = self.board.schedules.get(due.name)
         if known is None or known.turn != due.turn:
+            return None
+        last = self._live_runs(due.name)
+        asked = [each for each in last if each.asked]
+        if way in ("replaces", "hastens") and (
+            not all(each.retrying for each in last) or bool(asked) != (way == "hastens")
+        ):
             return None
         known.turn += 1
         known.last_ns, known.next_ns, known.memory = last_ns, next_ns, memory
@@ -166,6 +182,11 @@ class Schedules(Views):
             else:
                 known.runs += 1
                 known.task, known.ran_ns = run.spec.id, run.instant_ns
+        if way == "hastens":
+            self.hasten(asked[-1])
+        elif way == "replaces" and any(each.state != "rejected" for each in verdicts):
+            for task in last:
+                self.withdraw(task, replaced_why(due.name))
         return Settled(tuple(verdicts))
 
     def schedules(

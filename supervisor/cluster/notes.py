@@ -9,7 +9,7 @@ from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
-from musterd.supervisor.cluster import engine
+from musterd.supervisor.cluster import engine, handling
 from musterd.supervisor.cluster.handler_calls import Pair
 
 BEGUN_NS = SECOND_NS // 5  # between two calls that tell of begun attempts
@@ -36,7 +36,7 @@ class Notes:
             return self._begun_at_ns
         return self._marks_at_ns if self._marks else None
 
-    def next(self, now_ns: int) -> tuple[str, list[engine.Held] | list[engine.ProgressMark]]:
+    def next(self, now_ns: int) -> tuple[str, list[engine.Held] | list[handling.ProgressMark]]:
         """Return the method to call now, and its argument."""
         if self._begun:
             self._begun_at_ns = now_ns + BEGUN_NS
@@ -44,7 +44,7 @@ class Notes:
             return "begun", [engine.Held(*pair) for pair in begun]
         self._marks_at_ns = now_ns + MARKS_NS
         self._marking, self._marks = self._marks, {}
-        marks = [engine.ProgressMark(*structs.astuple(each)) for each in self._marking.values()]
+        marks = [handling.ProgressMark(*structs.astuple(each)) for each in self._marking.values()]
         return "progress", marks
 
     def answered(self, result: object) -> None:

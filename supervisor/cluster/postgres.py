@@ -48,20 +48,15 @@ from musterd.supervisor.cluster.engine import (
     Grant,
     Held,
     Joined,
-    LockAsk,
-    LockView,
     NameTaken,
     NodeCard,
     NodeView,
     Orders,
     PolicyChanged,
     PolicyView,
-    ProgressMark,
     Reaped,
     Recent,
     SiteView,
-    StateAsk,
-    StateView,
     Statistics,
     TaskFilter,
     Ticked,
@@ -69,7 +64,16 @@ from musterd.supervisor.cluster.engine import (
     Verdict,
     Want,
 )
+from musterd.supervisor.cluster.handling import (
+    LockAsk,
+    LockView,
+    ProgressMark,
+    StateAsk,
+    StateView,
+)
+from musterd.supervisor.cluster.logging_in import LoginView
 from musterd.supervisor.cluster.migrate import SCHEMA, VERSION
+from musterd.supervisor.cluster.postgres_logins import LoginCalls
 from musterd.supervisor.cluster.postgres_schedules import ScheduleCalls
 from musterd.supervisor.cluster.rows import (
     STATES,
@@ -99,7 +103,7 @@ _decode_statistics = msgspec.json.Decoder(Statistics).decode
 _pack = msgspec.msgpack.Encoder().encode
 
 
-class PostgresEngine(ScheduleCalls):
+class PostgresEngine(LoginCalls, ScheduleCalls):
     def __init__(
         self, url: str, schema: str = SCHEMA, *, alone: int = 0, patience_seconds: float = 0
     ) -> None:
@@ -256,8 +260,10 @@ class PostgresEngine(ScheduleCalls):
         return len(told)
 
     def beat(self, tenure: int) -> Orders:
-        [(epoch, policy, draining, cancel, scheduled)] = self._call("beat_1", tenure)
-        return Orders(epoch, policy, draining, tuple(cancel or ()), scheduled)
+        [(epoch, policy, draining, cancel, scheduled, *failed)] = self._call("beat_1", tenure)
+        rows = zip(*[column or () for column in failed], strict=True)
+        logins = tuple([LoginView(*row) for row in rows])
+        return Orders(epoch, policy, draining, tuple(cancel or ()), scheduled, logins)
 
     def leave(self, tenure: int) -> None:
         wakes = Wakes()
@@ -352,7 +358,7 @@ class PostgresEngine(ScheduleCalls):
             [each.count for each in wants],
             [name for each in wants for name in each.names],
         )
-        return [grant(row) for row in rows]
+        return self._with_logins([grant(row) for row in rows])
 
     def begun(self, tenure: int, claims: Sequence[Held]) -> None:
         ids, numbers = [each.id for each in claims], [each.claim for each in claims]
@@ -360,10 +366,14 @@ class PostgresEngine(ScheduleCalls):
 
     def finish(self, tenure: int, ends: Sequence[End]) -> list[Told]:
         assert len(ends) <= BATCH_MAX, len(ends)
-        rows = self._call("finish_1", tenure, *columns(END_COLUMNS, ends))
+        verdicts = {each.id: each.login for each in ends if each.login is not None}
+        rows = self._finish(tenure, columns(END_COLUMNS, ends), verdicts)
         wakes = Wakes()
         told = tell(rows, wakes)
         self._wake(wakes)
+        if any(each.said == "wanted" for each in verdicts.values()):
+            with suppress(EngineAway):  # the next tick does it
+                self._begin_logins()
         return told
 
     def ended(self, waiter: int, after: str = "", limit: int = ENDED_MAX) -> Ended:
@@ -446,6 +456,7 @@ class PostgresEngine(ScheduleCalls):
             wakes = Wakes()
             ticked[part] = sum(each.state != "" for each in tell(rows, wakes))
             self._wake(wakes)
+        self._begin_logins()
         return Ticked(ticked["ready"], ticked["expire"], ticked["pay"])
 
     def retain(self, keep_ns: int) -> int:

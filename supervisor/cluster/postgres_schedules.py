@@ -17,7 +17,7 @@ from musterd.supervisor.cluster.engine import (
     Settled,
     Verdict,
 )
-from musterd.supervisor.cluster.rows import STATES, Row, Wakes, tally
+from musterd.supervisor.cluster.rows import STATES, Row, Wakes, tally, tell
 from musterd.supervisor.cluster.watching import (
     CHANGES_MAX,
     SILENT_NS,
@@ -30,6 +30,7 @@ from musterd.supervisor.cluster.watching import (
     WatchedSchedule,
 )
 from musterd.supervisor.core.model.policy import SCHEDULES_MAX
+from musterd.supervisor.core.model.runs import Way
 
 KINDS: tuple[Literal["good"], Literal["failed"], Literal["anew"]] = ("good", "failed", "anew")
 
@@ -63,20 +64,32 @@ class ScheduleCalls(Protocol):
         skipped: int = 0,
         anew: bool = False,
         resend: bool = False,
+        way: Way = "begins",
     ) -> Settled | None:
         assert not (anew and runs), "the row of its last result is locked after those of tasks"
-        wakes = Wakes()
+        wakes, settled = Wakes(), False
         verdicts: list[Verdict] = []
+        keys = [each.spec.key for each in runs if each.spec.key] if way == "replaces" else None
         try:
             with self._connected().transaction():
-                row = (due.name, due.turn, last_ns, next_ns, memory, skipped, anew)
-                if not self._call("settle_1", *row)[0][0]:
+                row = (due.name, due.turn, last_ns, next_ns, memory, skipped, anew, keys)
+                locked = self._call("settle_1", *row)[0][0]
+                if locked is None:
                     return None
                 if runs:
                     verdicts = self._submit([each.spec for each in runs], 0, resend, wakes)
                     self._call("ran_1", due.name, *tally(runs, verdicts))
+                if way in ("replaces", "hastens"):
+                    made = [each.id for each in verdicts if each.state != "rejected"]
+                    rows = self._call("make_way_1", due.name, made, locked, way == "hastens")
+                    if not rows:
+                        raise psycopg.Rollback
+                    tell(rows, wakes)
+                settled = True
         except psycopg.Error as error:
             raise self._refusal(error) from error
+        if not settled:
+            return None
         self._wake(wakes)
         return Settled(tuple(verdicts))
 
@@ -85,9 +98,9 @@ class ScheduleCalls(Protocol):
     ) -> list[ScheduleView]:
         views = []
         for row in self._call("schedules_1", name, after, limit):
-            state = STATES[row[14]] if row[14] is not None else ""
-            shown = [*row[7:14], state, *row[15:]]
-            views.append(ScheduleView(DueSchedule(*row[:7]), *shown))
+            state = STATES[row[16]] if row[16] is not None else ""
+            shown = [*row[9:16], state, *row[17:]]
+            views.append(ScheduleView(DueSchedule(*row[:9]), *shown))
         return views
 
     def put(self, schedules: Sequence[AddedSchedule], *, replace: bool = True) -> list[Rejection]:

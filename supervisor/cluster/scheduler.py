@@ -37,11 +37,14 @@ from musterd.supervisor.cluster.sidecar_events import (
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import SchedulePolicy
 from musterd.supervisor.core.model.runs import (
+    Way,
     due_runs,
+    hastened_why,
     is_set_back,
     plan_name,
     run_spec,
     set_back_why,
+    way_of,
 )
 from musterd.supervisor.core.model.shared import ClusterPolicy, schedule_of
 from musterd.supervisor.core.model.timing import ZoneOf
@@ -71,6 +74,7 @@ class Settlement(Struct, frozen=True):
     why: str = ""
     anew: bool = False
     reset: str = ""  # why it begins anew, if people want to know
+    way: Way = "begins"  # what becomes of runs that wait for a retry
 
 
 def settlement(
@@ -93,14 +97,19 @@ def settlement(
     next_ns = timing.next_after(due.last_ns)
     if next_ns is None or next_ns > due.now_ns:  # it was resumed, or something else has changed
         return Settlement(due.last_ns, next_ns, memory)
-    waits = bool(due.alive) and not policy.overlap
-    if waits and policy.catch_up == "all":
+    alive, asked = bool(due.alive), bool(due.asked)
+    way = way_of(policy, alive=alive, retrying=due.retrying, asked=asked)
+    if way == "waits":
         return None
     found = due_runs(policy, due.last_ns, due.now_ns)
     instants, skipped, why = found.instants, found.left_out, found.why
     last_ns = found.newest_ns
-    if instants and waits:
+    if not instants:
+        way = "left out"
+    elif way == "left out":
         instants, skipped, why = (), skipped + 1, f"run {due.alive} has not ended"
+    elif way == "hastens":
+        instants, skipped, why = (), skipped + 1, hastened_why(due.asked)
     elif policy.catch_up == "all" and not policy.overlap:
         instants = instants[:1]  # the next run follows when this one has ended
         last_ns = instants[0]
@@ -119,7 +128,7 @@ def settlement(
             for instant_ns in instants
         ]
     )
-    return Settlement(last_ns, timing.next_after(last_ns), memory, runs, skipped, why)
+    return Settlement(last_ns, timing.next_after(last_ns), memory, runs, skipped, why, way=way)
 
 
 def run_by_hand(due: engine.DueSchedule, policy: SchedulePolicy, site: str) -> engine.Run:
@@ -317,6 +326,7 @@ class Scheduler:
                 memory=_encode(found.memory),
                 skipped=found.skipped,
                 anew=found.anew,
+                way=found.way,
             )
             return
 
@@ -324,7 +334,7 @@ class Scheduler:
         assert self._settling is not None
         (due, found), self._settling = self._settling, None
         if result is None:
-            return  # another node was first
+            return  # another node was first, or its last run goes on: the next look tells
         assert isinstance(result, engine.Settled)
         policy = self._policy_of(due.plan)
         pool = policy.task.partition(".")[0] if policy is not None else ""

@@ -12,12 +12,15 @@ from musterd.ipc.wire.messages import (
     TaskView,
 )
 from musterd.ipc.wire.node_messages import PoolCard
+from musterd.ipc.wire.resolving import Resolve, Resolved
 from musterd.ipc.wire.schedule_messages import ScheduleMessage, ScheduleReply
-from musterd.supervisor.cluster.engine import ProgressMark
+from musterd.supervisor.cluster.handling import (
+    ProgressMark,
+)
 from musterd.supervisor.core.model import actions
 
-AboutSchedules = ScheduleMessage | History
-SchedulesAnswer = ScheduleReply | Entries
+AboutSchedules = ScheduleMessage | History | Resolve
+SchedulesAnswer = ScheduleReply | Entries | Resolved
 
 # -- what else happens ------------------------------------------------------------------------
 
@@ -91,7 +94,8 @@ class AdviceAsked(Struct, frozen=True):
 
 
 class SchedulesAsked(Struct, frozen=True):
-    """A client asks about schedules: the supervisor first, with this message."""
+    """A client asks about schedules, their results or the tasks of a function: the supervisor
+    first, with this message."""
 
     peer: bytes
     request: int

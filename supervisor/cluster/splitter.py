@@ -31,6 +31,7 @@ from msgspec import Struct, field
 from musterd.ipc.wire import messages as wire
 from musterd.ipc.wire.history import Entries
 from musterd.ipc.wire.messages import ELSEWHERE, Change, Rejection, TaskSpec
+from musterd.ipc.wire.resolving import Resolved
 from musterd.ipc.wire.schedule_messages import ScheduleAnswer, ScheduleMessage, Schedules
 from musterd.supervisor.cluster.gateway import WATCHES_MAX, Gateway
 from musterd.supervisor.cluster.sidecar_events import (
@@ -319,7 +320,14 @@ class Splitter:
                 self._newest(peer, local=changes)
             case wire.Changes():
                 self._out.append(PassOn(peer, event.frame))
-            case wire.Inspected() | wire.Advice() | Entries() | ScheduleAnswer() | Schedules():
+            case (
+                wire.Inspected()
+                | wire.Advice()
+                | Entries()
+                | ScheduleAnswer()
+                | Schedules()
+                | Resolved()
+            ):
                 self._show(client, message)
             case wire.Refused(_, reason):
                 self._out.append(EndPeer(peer, reason))

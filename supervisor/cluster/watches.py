@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Iterator
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.supervisor.cluster.engine import ProgressMark
+from musterd.supervisor.cluster.handling import (
+    ProgressMark,
+)
 
 # Between two looks at tasks that others submitted, whose ends nobody tells here. Whoever waits for
 # long can wait a little longer; and a look takes a twentieth of the time at most.

@@ -1,4 +1,4 @@
-"""The keys of [pools.NAME]."""
+"""The keys of [pools.NAME], and of sections with defaults of pools alone."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -67,12 +67,27 @@ class RestartConfig(Section, frozen=True):
         yield from base_over_max(self.base_ns, self.max_ns)
 
 
+class ExecutorsConfig(Section, frozen=True):
+    """Threads of the named executors in a worker's own code."""
+
+    io: Annotated[int, Whole(1, THREADS_MAX)] = 3  # more do not make a disk faster
+    calculation: Annotated[int, Whole(1, THREADS_MAX)] = 20
+    api: Annotated[int, Whole(1, THREADS_MAX)] = 10
+
+
 class ExecutorsOverride(Section, frozen=True):
     """Overrides of [executors] for one pool."""
 
     io: Annotated[int | None, Whole(1, THREADS_MAX)] = None
     calculation: Annotated[int | None, Whole(1, THREADS_MAX)] = None
     api: Annotated[int | None, Whole(1, THREADS_MAX)] = None
+
+
+class DebugConfig(Section, frozen=True):
+    """Whether handlers may wait at a breakpoint for a person."""
+
+    enabled: Annotated[bool, Flag()] = False
+    wait_ns: Annotated[int, Duration(SECOND_NS)] = field(name="wait", default=600 * SECOND_NS)
 
 
 class PoolConfig(Section, frozen=True):
@@ -106,6 +121,7 @@ class PoolConfig(Section, frozen=True):
     max_tasks: Annotated[int, Whole(0, TASKS_MAX)] = 0
     max_age_ns: Annotated[int, Duration()] = field(name="max_age", default=0)
     max_memory_bytes: Annotated[int, Size(0, MEMORY_MAX)] = field(name="max_memory", default=0)
+    debug: Annotated[bool | None, Flag()] = None
     env: Annotated[dict[str, str], Variables()] = {}
     options: Annotated[dict[str, Any], Options()] = {}
     secrets_dir: Annotated[str, AbsolutePath()] = ""

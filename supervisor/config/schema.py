@@ -45,7 +45,8 @@ from musterd.supervisor.config.kinds import (
 )
 from musterd.supervisor.config.pool import (
     CACHE_ENTRIES_MAX,
-    THREADS_MAX,
+    DebugConfig,
+    ExecutorsConfig,
     ExecutorsOverride,
     PoolConfig,
 )
@@ -265,14 +266,6 @@ class DebounceConfig(Section, frozen=True):
     )
 
 
-class ExecutorsConfig(Section, frozen=True):
-    """Threads of the named executors in a worker's own code."""
-
-    io: Annotated[int, Whole(1, THREADS_MAX)] = 3  # more do not make a disk faster
-    calculation: Annotated[int, Whole(1, THREADS_MAX)] = 20
-    api: Annotated[int, Whole(1, THREADS_MAX)] = 10
-
-
 class MonitorConfig(Section, frozen=True):
     """Monitoring of the machine and the workers: memory, processors, disk, network."""
 
@@ -364,6 +357,7 @@ class Config(Section, frozen=True):
     cache: CacheConfig = CacheConfig()
     debounce: DebounceConfig = DebounceConfig()
     executors: ExecutorsConfig = ExecutorsConfig()
+    debug: DebugConfig = DebugConfig()
     memory: MemoryConfig = MemoryConfig()
     monitor: MonitorConfig = MonitorConfig()
     http: HttpConfig = HttpConfig()
@@ -431,10 +425,13 @@ class Config(Section, frozen=True):
                 "sessions.key_secret or sessions.key_file, the same on all machines, or take the "
                 "pool out of cluster.pools"
             )
-        if self.cluster.shares(pool) and self.sessions.named[session].login_task:
+        login = self.sessions.named[session].login_task.partition(".")[0]
+        if login and self.cluster.shares(pool) != self.cluster.shares(login):
+            shared, own = (pool, login) if self.cluster.shares(pool) else (login, pool)
             return (
-                f"has a login task, which is of one machine, and pool '{pool}' is shared by the "
-                "cluster: give login in its place, or take the pool out of cluster.pools"
+                f"has a login task of pool '{login}' and is for pool '{pool}', and of these only "
+                f"'{shared}' is shared by the cluster: take '{own}' into cluster.pools, too, or "
+                "both out of it"
             )
         if pool in self.pools and not fits(session, self.pools[pool].sessions):
             return f"is not for pool '{pool}': add the session to the pool's key sessions"
@@ -474,6 +471,7 @@ _INHERITED = (
     ("cache_ttl_ns", "cache", "ttl_ns"),
     ("cache_entries", "cache", "entries"),
     ("debounce_window_ns", "debounce", "window_ns"),
+    ("debug", "debug", "enabled"),
 )
 # The keys of these fields as users write them.
 INHERITED_KEYS = {
@@ -483,6 +481,7 @@ INHERITED_KEYS = {
     "cache_ttl": "cache.ttl",
     "cache_entries": "cache.entries",
     "debounce_window": "debounce.window",
+    "debug": "debug.enabled",
 }
 
 
@@ -590,6 +589,7 @@ BUILT_IN_POOLS = {"parser": USUAL_POOLS["parser"]}
 BUILT_IN_PROFILES: dict[str, dict[str, Any]] = {
     "development": {
         "supervisor": {"log_level": "debug"},
+        "debug": {"enabled": True},
         "store": {"durability": "normal"},
         "pools": {"parser": {"size": 2}},
     },

@@ -21,6 +21,8 @@ from musterd.supervisor.config.kinds import NESTING_MAX
 ENVIRONMENT_PREFIX = "MUSTERD_"
 # Far above any configuration written by people; a wrong path cannot fill the memory.
 FILE_BYTES_MAX = 1024 * 1024
+# Of tables in YAML, all together: merges of merges grow faster than any file.
+MERGED_MAX = 1_000_000
 # A problem is one line on a terminal: longer values are cut.
 SHOWN_LENGTH_MAX = 80
 
@@ -170,12 +172,26 @@ def read_documents(text: str) -> list[Any]:
         ) from None
 
     class Loader(yaml.SafeLoader):
-        """Refuse equal keys, of which PyYAML silently keeps the last."""
+        """Refuse equal keys, of which PyYAML silently keeps the last, and merges without end."""
 
-        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-            keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-            _unique([(key, None) for key in keys if key != "<<"])
-            return super().construct_mapping(node, deep)
+        def __init__(self, stream: str) -> None:
+            super().__init__(stream)
+            self.checked: set[yaml.MappingNode] = set()
+            self.depth = self.merged = 0
+
+        def flatten_mapping(self, node: yaml.MappingNode) -> None:
+            """Take in what a table merges (`<<`); this is called for that, too, before it grows."""
+            if node not in self.checked:  # what it takes in may have keys of its own
+                self.checked.add(node)
+                keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+                _unique([(key, None) for key in keys if key != "<<"])
+            self.depth += 1
+            super().flatten_mapping(node)
+            self.depth -= 1
+            if self.depth:  # what merges it is about to take this many
+                self.merged += len(node.value)
+            if self.merged > MERGED_MAX:
+                raise Unusable(f"merges more than {MERGED_MAX} keys (<<): write them out")
 
     try:
         return list(yaml.load_all(text, Loader))

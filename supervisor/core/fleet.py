@@ -17,7 +17,7 @@ from typing import Any
 
 from musterd.ipc.wire.messages import Failure, Outcome, TaskSpec
 from musterd.supervisor.core.disk_queue.queue import DiskQueue
-from musterd.supervisor.core.model import events, schedule_events
+from musterd.supervisor.core.model import debug_events, events, schedule_events
 from musterd.supervisor.core.model.actions import Action, rank_of
 from musterd.supervisor.core.model.gates import SessionPlaces, Site
 from musterd.supervisor.core.model.lanes import Place
@@ -35,6 +35,7 @@ from musterd.supervisor.core.tasks.added_schedules import AddedSchedules
 from musterd.supervisor.core.tasks.claims import Claims
 from musterd.supervisor.core.tasks.cluster_watch import ClusterWatch
 from musterd.supervisor.core.tasks.coalescing import GOOD, Coalescing
+from musterd.supervisor.core.tasks.debugging import Debugging, DebugSession
 from musterd.supervisor.core.tasks.endings import Endings
 from musterd.supervisor.core.tasks.gatekeeper import BUDGET, Gatekeeper
 from musterd.supervisor.core.tasks.gatekeeper import KIND as BREAKER_FACTS
@@ -100,6 +101,7 @@ class Fleet:
         self._autoscale = Autoscale(state, lifecycle)
         self._governor = Governor(state, lifecycle)
         self._handler_requests = HandlerRequests(state, ledger, coalescing, claims)
+        self._debugging = Debugging(state, leases)
         self._waits = Waits(state, disk_queue, self._autoscale.bound)
         self._schedules = schedules = Schedules(state, ledger, leases, intake)
         self.added = added = AddedSchedules(state, ledger, schedules)
@@ -198,16 +200,19 @@ class Fleet:
             events.LeasesCompleted: _in_turn(
                 self._handler_requests.leases_over,
                 self._waits.leases_over,
+                self._debugging.leases_over,
                 self._endings.completed,
             ),
             events.LeasesReturned: _in_turn(
                 self._handler_requests.leases_over,
                 self._waits.leases_over,
+                self._debugging.leases_over,
                 self._endings.returned,
             ),
             events.BoardRead: self._leases.board_read,
             events.BoardsRead: self._health_checks.boards_read,
             events.WorkerExited: _in_turn(
+                self._debugging.worker_exited,
                 self._lifecycle.exited,
                 self._handler_requests.worker_exited,
                 self._waits.worker_exited,
@@ -220,6 +225,9 @@ class Fleet:
             events.LockReturned: self._handler_requests.lock_returned,
             events.WaitBegun: self._waits.begun,
             events.WaitEnded: self._waits.ended,
+            debug_events.BreakpointHit: self._debugging.hit,
+            debug_events.DebuggerAsked: self._debugging.asked,
+            debug_events.DebuggerEnded: self._debugging.ended,
             events.SidecarReady: lambda event: self.sidecars[event.name].ready(event),
             events.SidecarBeat: lambda event: self.sidecars[event.name].beat(event),
             events.SidecarExited: self._sidecar_exited,
@@ -285,6 +293,10 @@ class Fleet:
             events.BreakerCommanded: self._keeper.command,
             events.SessionForgotten: self._handler_requests.session_forgotten,
             events.SessionReset: self._logins.reset,
+            debug_events.DebuggerAttached: self._debugging.attached,
+            debug_events.DebuggerTyped: self._debugging.typed,
+            debug_events.DebuggerInterrupted: self._debugging.interrupted,
+            debug_events.DebuggerDetached: self._debugging.detached,
             events.StartRequested: self._lifecycle.start,
             events.StopRequested: self._lifecycle.stop_named,
             events.RestartRequested: self._lifecycle.restart,
@@ -328,6 +340,8 @@ class Fleet:
             self._reload.advance()
         if state.recycling_due:
             self._recycling.advance()
+        if self._debugging.sessions:
+            self._debugging.advance()
         self._dispatch()
         if not state.recovering:
             self._settle()
@@ -415,6 +429,11 @@ class Fleet:
         return self._keeper.sessions
 
     @property
+    def debugged(self) -> dict[int, DebugSession]:
+        """Return the handlers that wait at a breakpoint or are debugged, by worker."""
+        return self._debugging.sessions
+
+    @property
     def breaker_transitions(self) -> dict[str, int]:
         """Return how often breakers have changed to each state."""
         return self._keeper.transitions
@@ -441,6 +460,7 @@ class Fleet:
         state = self._state
         self._handler_requests.validate()
         self._waits.validate()
+        self._debugging.validate()
         counted: dict[str, list[int]] = {name: [0, 0, 0] for name in state.pools}
         sizes = self._ledger.unwritten_bytes()
         for task in state.tasks.values():

@@ -3,6 +3,6 @@
 The demo drives a real daemon as a user would. `cluster` drives three of them and a PostgreSQL
 (`make demo-cluster`).
 
-May import: api, cluster, ctl, ipc.client, ipc.errors, ipc.wire, system.
+May import: api, cluster, config, ctl, ipc.client, ipc.errors, ipc.wire, system.
 Not for: anything the daemon uses.
 """

@@ -32,7 +32,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from musterd.ipc.client.sync_client import Client, TaskHandle
+from musterd.ipc.client.sync_client import Client
+from musterd.ipc.client.sync_submit import TaskHandle
 from musterd.ipc.errors import MusterdError, TaskError
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import FleetStatus

@@ -8,6 +8,7 @@ As root, the daemon runs as an unprivileged user where possible: Chromium's sand
 """
 
 import contextlib
+import importlib.util
 import os
 import pwd
 import shutil
@@ -26,13 +27,16 @@ from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from musterd.ipc.client.sync_client import Client, TaskHandle
+from musterd.ipc.client.sync_client import Client
+from musterd.ipc.client.sync_submit import TaskHandle
 from musterd.ipc.errors import MusterdError, TaskError
 from musterd.ipc.wire.messages import PRIORITY_NAMES
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import FleetStatus
+from musterd.supervisor.config.http import WEB_NEEDS
 from musterd.supervisor.ctl.connection import Connection
 from musterd.supervisor.demo.sample_site import PROMOS
+from musterd.supervisor.system.commands import typed
 
 PARSERS = 3
 BROWSERS = 1
@@ -65,12 +69,14 @@ class Recovery(Struct):
 
 
 class Demo:
-    def __init__(self, tasks: int, browser: bool | None) -> None:
+    def __init__(self, tasks: int, browser: bool | None, *, stay: bool = False) -> None:
         self.console = Console()
         self.tasks = tasks
         self.folder = Path(tempfile.mkdtemp(prefix="musterd-demo-"))
         self.account = _unprivileged()
         self.browser = _has_browser() if browser is None else browser
+        self.web = all(importlib.util.find_spec(name) is not None for name in WEB_NEEDS)
+        self.stay = stay
         self.recovery: Recovery | None = None
 
     # -- site and daemon ----------------------------------------------------------------------
@@ -99,6 +105,8 @@ class Demo:
             "pools.parser.worker": "musterd.workers.parser:ParserWorker",
             "pools.parser.size": PARSERS,
         }
+        if self.web:
+            settings["http.listen"] = "127.0.0.1:0"
         if self.browser:
             settings |= {
                 "pools.browser.worker": "musterd.workers.browser:BrowserWorker",
@@ -180,17 +188,37 @@ class Demo:
                 f"[bold]musterd[/] is up{who} (pid {daemon.pid}) after "
                 f"{time.monotonic() - began:.2f} s: {pools}; containment {status.containment}"
             )
+            self.show_ways_in(daemon)
             with Client(self.tasks_socket) as client:
                 items = self.submit(client, site)
                 self.watch(items)
                 came_back = self.show_results(items)
             self.show_recovery()
+            if self.stay:
+                _wait_for_enter()
             stopped = self.shut_down(daemon)
         good = came_back and stopped and self.recovery is not None and self.recovery.new_pid > 0
         say("[bold green]every task came back[/]" if good else "[bold red]the demo failed[/]")
         if not good:
             say(self.log(), markup=False)
         return 0 if good else 1
+
+    def show_ways_in(self, daemon: "subprocess.Popen[bytes]") -> None:
+        """Tell how to look at the fleet, by addresses and commands that work as they are."""
+        address = self.dashboard(daemon) if self.web else "pip install 'musterd[web]'"
+        command = typed("musterctl", "-s", self.control_socket, "status", cwd=Path.cwd())
+        for line in (f"dashboard: {address}", command):
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def dashboard(self, daemon: "subprocess.Popen[bytes]") -> str:
+        """Return the address of the dashboard once it answers."""
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and daemon.poll() is None:
+            web = self.status().web
+            if web is not None and web.state == "up":
+                return web.address
+            time.sleep(FRAME_SECONDS)
+        raise MusterdError(f"the dashboard did not start:\n{self.log()}")
 
     def submit(self, client: Client, site: str) -> list[Item]:
         """Submit parse tasks of all priorities, LOW first: the bars show higher ones overtake."""
@@ -363,8 +391,6 @@ def _unprivileged() -> pwd.struct_passwd | None:
 
 
 def _has_browser() -> bool:
-    import importlib.util
-
     found = any(
         shutil.which(name)
         for name in (
@@ -377,8 +403,15 @@ def _has_browser() -> bool:
     return found and importlib.util.find_spec("playwright") is not None
 
 
-def run_demo(tasks: int, browser: bool | None) -> int:
-    demo = Demo(tasks, browser)
+def _wait_for_enter() -> None:
+    """Wait for Enter or Ctrl-C, or the end of standard input."""
+    print("everything is up until you press Enter", flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.stdin.readline()
+
+
+def run_demo(tasks: int, browser: bool | None, *, stay: bool = False) -> int:
+    demo = Demo(tasks, browser, stay=stay)
     try:
         return demo.run()
     except MusterdError as error:

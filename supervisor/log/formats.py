@@ -53,6 +53,11 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return found
 
 
+def _traceback(record: logging.LogRecord) -> str:
+    """Return the traceback that follows the line: of our own error, or of a worker's."""
+    return str(record.exc_text or getattr(record, "traceback", ""))
+
+
 def _quoted(value: object) -> str:
     text = str(value)
     return text if text and " " not in text and text.isprintable() else repr(text)
@@ -63,7 +68,8 @@ def _told(record: logging.LogRecord, *, without: tuple[str, ...] = ()) -> str:
     words = [printable(record.getMessage(), keep="\t")]
     words += [f"{k.lower()}={_quoted(v)}" for k, v in _fields(record).items() if k not in without]
     line = " ".join(words)
-    return f"{line}\n{printable(record.exc_text, keep=LAYOUT)}" if record.exc_text else line
+    trace = _traceback(record)
+    return f"{line}\n{printable(trace, keep=LAYOUT)}" if trace else line
 
 
 class LineFormatter(logging.Formatter):
@@ -91,8 +97,8 @@ class JsonFormatter(logging.Formatter):
         }
         for key, value in _fields(record).items():
             told[key.lower()] = value if isinstance(value, (str, int, float)) else str(value)
-        if record.exc_text:
-            told["traceback"] = record.exc_text
+        if trace := _traceback(record):
+            told["traceback"] = trace
         return printable_json(msgspec.json.encode(told).decode(), keep="")
 
 

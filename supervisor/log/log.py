@@ -20,6 +20,7 @@ from musterd.supervisor.text.printable import printable
 # Of each kind of event. Enough for a fleet of 200 that starts or falls; not for a storm.
 LINES_PER_SECOND = 20
 LINES_BURST = 500
+TRACEBACK_CHARS_MAX = 4000  # in the log: the end, which names the line that raised
 # These events are rare, or have limits of their own.
 UNLIMITED = frozenset({"cleanup.output", "worker.flood", "tasks.finished", "log.limited"})
 
@@ -121,6 +122,10 @@ MESSAGES = {
     "leftovers.unnoted": "processes that this supervisor leaves if killed will not be found",
     "worker.flood": "a worker writes more than the log takes: lines were dropped",
     "worker.status_taken": "the exit status of a worker's init was taken by somebody else",
+    "debug.waiting": "task waits at a breakpoint for a debugger: its timeouts stand",
+    "debug.attached": "task is debugged: its timeouts stand",
+    "debug.over": "task goes on without a debugger: its timeouts hold again",
+    "debug.refused": "breakpoint() was passed over: the task goes on",
     "task.retry": "task will be retried",
     "task.hung": "task hangs",
     "task.progress": "task is under way",
@@ -142,6 +147,7 @@ MESSAGES = {
     "schedule.unusable": "schedules of run time cannot be run",
     "session.held": "logins of a session keep failing: none is tried for a while",
     "session.resumed": "a session may log in again",
+    "session.no_key": "sessions have no key: tasks with a session fail",
     "session.no_login": "the login task of a session is not accepted",
     "breaker.open": "breaker open: the site keeps failing and gets no tasks",
     "breaker.half_open": "breaker half-open: the site is tried again",
@@ -184,14 +190,11 @@ _FIELDS = (
     *("pool", "worker", "task", "attempt", "target", "phase", "cause", "reason"),
     *("schedule", "session", "count", "digest", "summary", "output", "node"),
 )
-# A line of a worker that begins with a level (workers/runtime/run.py) keeps that level.
-_LEVEL_SAID = {
-    "DEBUG": logging.DEBUG,
-    "WARNING": logging.WARNING,
-    "ERROR": logging.ERROR,
-    "CRITICAL": logging.CRITICAL,
-}
-_OF_TASK = re.compile(r"(?:DEBUG|INFO|WARNING|ERROR|CRITICAL) \S+ \[([^\]\s]{2,64})\] ")
+# A line of a worker that begins with a level has that level, and does not say it twice.
+_LEVEL_SAID = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL)(?:[: ]\s*(.*))?", re.DOTALL)
+# What follows the level in the format of workers/runtime/speech.py: logger, task, message.
+_LOGGED = re.compile(r"(\S+) \[([^\]\s]{1,64})\] (.*)", re.DOTALL)
+_OF_TASK = "musterd.task"  # logger of ctx.log
 
 
 class _Limits:
@@ -249,9 +252,12 @@ def note(event: str, level: str = "info", **fields: object) -> None:
         line(event, number, {key.upper(): value for key, value in fields.items()})
 
 
-def line(event: str, level: int, fields: dict[str, object]) -> None:
-    """Log one line without a limit: the caller has a limit of its own."""
-    log.log(level, MESSAGES.get(event, event), extra={"fields": {"EVENT": event, **fields}})
+def line(event: str, level: int, fields: dict[str, object], *, traceback: str = "") -> None:
+    """Log one line without a limit: the caller has a limit of its own. A traceback follows it."""
+    extra: dict[str, object] = {"fields": {"EVENT": event, **fields}}
+    if traceback:
+        extra["traceback"] = traceback[-TRACEBACK_CHARS_MAX:].rstrip()
+    log.log(level, MESSAGES.get(event, event), extra=extra)
 
 
 def has_room(event: str) -> bool:
@@ -272,16 +278,27 @@ def write(report: Report, *, always: bool = False) -> None:
         fields["SECONDS"] = f"{report.seconds:.3f}"
     number = logging.getLevelNamesMapping()[report.level.upper()]
     if log.isEnabledFor(number) and (always or _limits.take(report.event)):
-        line(report.event, number, fields)
+        # An attempt that is tried again is worth its traceback to those who look closely.
+        close = number >= logging.WARNING or log.isEnabledFor(logging.DEBUG)
+        line(report.event, number, fields, traceback=report.traceback if close else "")
 
 
-def say(speaker: str, text: str) -> None:
-    """Log one line of a worker or a fork server; a line of ctx.log names its task."""
-    number = _LEVEL_SAID.get(text.partition(" ")[0], logging.INFO)
+def say(speaker: str, text: str, task: str = "", level: str = "") -> None:
+    """Log one line of a worker or a fork server, which is said by this task at this level.
+
+    What the line itself says of both becomes its level and its field.
+    """
+    if said := _LEVEL_SAID.fullmatch(text):
+        level, text = said[1], said[2] or text
+        if logged := _LOGGED.fullmatch(text):
+            logger, named, message = logged.groups()
+            task = task if named == "-" else named
+            text = message if logger == _OF_TASK else f"{logger}: {message}"
+    number = getattr(logging, level or "INFO")
     if log.isEnabledFor(number):
         fields = {"EVENT": "worker.output", "POOL": speaker.partition("/")[0]}
         if "/" in speaker:
             fields["WORKER"] = speaker
-        if found := _OF_TASK.match(text):
-            fields["TASK"] = found[1]
+        if task:
+            fields["TASK"] = task
         log.log(number, "%s", printable(text, keep="\t"), extra={"fields": fields})

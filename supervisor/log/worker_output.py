@@ -18,6 +18,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
+from musterd.ipc.wire.spoken import unmarked
 from musterd.supervisor.log import log
 from musterd.supervisor.log.lines import LAST_WORDS_LINES, Lines, Ring, Said, last_words, text_of
 from musterd.supervisor.log.token_bucket import Allowance
@@ -169,16 +170,18 @@ class Outputs:
             return
         at = time.time()
         speaker = self._speakers[source.name]
-        speaker.ring.add(at, lines)
+        spoken = [unmarked(line) for line in lines]
+        plain = [each.line for each in spoken]
+        speaker.ring.add(at, plain)
         speaker.left_out += left_out
-        source.last.extend(lines[-LAST_WORDS_LINES:])
-        texts = [text_of(line) for line in lines]
+        source.last.extend(plain[-LAST_WORDS_LINES:])
+        texts = [text_of(line) for line in plain]
         now_ns = time.monotonic_ns()
-        for number, text in enumerate(texts):
+        for number, (text, each) in enumerate(zip(texts, spoken, strict=True)):
             if not speaker.logged.take(now_ns) or not self._logged.take(now_ns):
                 speaker.left_out += len(texts) - number
                 break
-            log.say(source.name, text)
+            log.say(source.name, text, each.task, each.level)
         self.publish(OutputChunk(source.name, texts, left_out), at)
 
     # -- for `musterctl tail` and reports -----------------------------------------------------
@@ -204,9 +207,9 @@ class Outputs:
         if speaker is None:
             return []
         said = speaker.ring.last(count)
-        begun = speaker.source.lines.begun if speaker.source is not None else b""
-        if begun and count:
-            said = [*said, Said(time.time(), text_of(begun))][-count:]
+        begun = unmarked(speaker.source.lines.begun) if speaker.source is not None else None
+        if begun is not None and begun.line and count:
+            said = [*said, Said(time.time(), text_of(begun.line))][-count:]
         return said
 
     def last_words(self, name: str) -> str:

@@ -159,7 +159,8 @@ def _size(record: logging.LogRecord) -> int:
     fields: dict[str, Any] = getattr(record, "fields", {})
     texts = sum([len(value) for value in fields.values() if isinstance(value, str)])
     said = sum([len(each) for each in record.args or () if isinstance(each, str)])
-    return RECORD_BYTES + texts + said + len(record.exc_text or "")
+    trace = str(record.exc_text or getattr(record, "traceback", ""))
+    return RECORD_BYTES + texts + said + len(trace)
 
 
 def _lines_of(record: logging.LogRecord) -> int:

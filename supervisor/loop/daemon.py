@@ -53,13 +53,12 @@ from musterd.supervisor.service.wall_clock import WallClock
 from musterd.supervisor.settings.added_schedules import read_added, read_puts
 from musterd.supervisor.settings.artefacts import keep_of
 from musterd.supervisor.settings.policy import fleet_policy
-from musterd.supervisor.sockets import activation
+from musterd.supervisor.sockets import activation, peers
 from musterd.supervisor.sockets.clients import ClientPort
 from musterd.supervisor.sockets.declarations import Declarations
 from musterd.supervisor.sockets.files import SocketFiles, binding
 from musterd.supervisor.sockets.listen import group_id_of
 from musterd.supervisor.sockets.lookups import ClientLookups
-from musterd.supervisor.sockets.peers import AdviceWanted, HistoryWanted, SchedulesWanted
 from musterd.supervisor.sockets.recall import recall
 from musterd.supervisor.sockets.schedule_requests import PutWanted
 from musterd.supervisor.sockets.workers import WorkerPort
@@ -118,6 +117,7 @@ class Daemon:
             workers=self._workers,
             clients=self._clients,
             answers=self._commands.answers,
+            debug=self._commands.debug,
             control=self._control,
             sidecars=self._sidecars,
             calls=self._calls,
@@ -158,14 +158,8 @@ class Daemon:
         undo.callback(self.artefacts.close)
         policy = fleet_policy(self._config, origins=loaded.origins)
         self.fleet = Fleet(policy, Random(), self._store.last_seq())
-        sockets = [
-            where(runtime)
-            for where in (
-                directories.workers_socket,
-                directories.tasks_socket,
-                directories.control_socket,
-            )
-        ]
+        ours = (directories.workers_socket, directories.tasks_socket, directories.control_socket)
+        sockets = [where(runtime) for where in ours]
         activation.check(self._handed, sockets[1:])
         tasks, control = (activation.pick(self._handed, path) for path in sockets[1:])
         self._sockets_survive = tasks is not None
@@ -202,6 +196,7 @@ class Daemon:
             adopt=self._adopt,
             calls=self._calls,
             systemd_status=self._systemd_status,
+            code_of=self._spawner.code,
         )
         self._figures = Figures(self, self._store)
         self._commands: Commands = Commands(self, self._reloading, self._figures, self._clock)
@@ -396,16 +391,16 @@ class Daemon:
         for event in self._clients.receive(self.wall_ns()):
             if type(event) is events.TasksSubmitted:
                 self.submit(event)
-            elif type(event) is AdviceWanted:
-                memory, pools = self.fleet.memory, self.fleet.pools.values()
-                workers = {pool.name: memory.recommended(pool) for pool in pools}
-                self._clients.advise(event, workers)
+            elif type(event) is peers.AdviceWanted:
+                self._clients.advise(event, fleet_view.recommended_workers(self.fleet))
+            elif type(event) is peers.ResolutionWanted:
+                self._clients.resolve(event, fleet_view.tasks_at(self.fleet, event.place))
             elif type(event) is PutWanted:
                 puts = [(each.name, each.section) for each in event.schedules]
                 self.put_schedules(puts, event.peer, event.request)
-            elif type(event) is SchedulesWanted:
+            elif type(event) is peers.SchedulesWanted:
                 self._show_schedules(event)
-            elif type(event) is HistoryWanted:
+            elif type(event) is peers.HistoryWanted:
                 recall(self, self._clients, event)
             else:
                 self.feed(event)
@@ -433,7 +428,7 @@ class Daemon:
         said = (usable, rejected, peer, request, paused, replace, dry_run)
         self.feed(schedule_events.SchedulePutRequested(*said))
 
-    def _show_schedules(self, wanted: SchedulesWanted) -> None:
+    def _show_schedules(self, wanted: peers.SchedulesWanted) -> None:
         asked, now_ns, more = wanted.message, self.now_ns(), False
         if asked.name:
             found = find_schedule(self.fleet, asked.name, now_ns)

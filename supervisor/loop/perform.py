@@ -23,6 +23,7 @@ from musterd.supervisor.api.convert import no_such_task
 from musterd.supervisor.api.rpc import FAILED, RpcError
 from musterd.supervisor.config.schema import Config
 from musterd.supervisor.control.answers import LaterAnswers
+from musterd.supervisor.control.commands.debug import DebugCommands
 from musterd.supervisor.control.server import ControlServer
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.events import ALERTS, CLUSTER, EVENTS, WEB
@@ -40,7 +41,7 @@ from musterd.supervisor.settings import worker_environment
 from musterd.supervisor.settings.artefacts import with_artefacts
 from musterd.supervisor.settings.node import node_settings
 from musterd.supervisor.settings.policy import worker_settings_of
-from musterd.supervisor.settings.sessions import with_sessions
+from musterd.supervisor.settings.sessions import session_access, with_sessions
 from musterd.supervisor.settings.sidecars import alert_settings, publisher_settings, web_settings
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.sockets.clients import ClientPort
@@ -83,6 +84,7 @@ class ActionRunner:
         workers: WorkerPort,
         clients: ClientPort,
         answers: LaterAnswers,
+        debug: DebugCommands,
         control: ControlServer,
         sidecars: SidecarProcesses,
         calls: BackgroundCalls,
@@ -107,7 +109,13 @@ class ActionRunner:
         self.cleanups = Cleanups()
         self.resend_checks = ResendChecks(shell)
         self._dead = DeadTasks(control.publish)
-        self._table: dict[type, Callable[[Any], None]] = {
+        self._debug, self._declarations = debug, declarations
+        self._leave = leave
+        self._table = self._make_table()
+
+    def _make_table(self) -> dict[type, Callable[[Any], None]]:
+        clients, spawner, debug = self._clients, self._spawner, self._debug
+        return {
             actions.Persist: self._persist,
             actions.CheckResent: lambda action: self.resend_checks.check(action.submitted),
             actions.Withdraw: self._withdraw,
@@ -120,7 +128,7 @@ class ActionRunner:
             actions.Deliver: self._deliver,
             actions.TellMissing: self._tell_missing,
             actions.TellChanges: lambda a: clients.newest_changes(a.peer, a.changes),
-            actions.ForgetPicture: lambda a: shell.artefacts.forget_attached(a.task),
+            actions.ForgetPicture: lambda a: self._shell.artefacts.forget_attached(a.task),
             actions.TellProgress: lambda a: clients.progress(a.peers, a.note),
             actions.FindState: self._find_state,
             actions.AnswerState: self._answer_state,
@@ -128,7 +136,7 @@ class ActionRunner:
             actions.AnswerWait: self._answer_wait,
             actions.StartForkServer: self._start_fork_server,
             actions.StopForkServer: lambda a: spawner.stop_fork_server(a.pool, a.build),
-            actions.Declare: lambda a: declarations.declare(a.pool, a.declarations),
+            actions.Declare: lambda a: self._declarations.declare(a.pool, a.declarations),
             actions.KeepSpares: lambda a: spawner.keep_spares(frozenset(a.kept)),
             actions.SpawnWorker: lambda a: spawner.spawn(a.worker, a.pool, a.index, a.build),
             actions.AssignLeases: self._assign,
@@ -137,11 +145,15 @@ class ActionRunner:
             actions.StopWorker: self._stop_worker,
             actions.TerminateWorker: lambda a: spawner.terminate(a.worker),
             actions.KillWorker: self._kill,
+            actions.AnswerDebugger: self._answer_debugger,
+            actions.BreakIntoHandler: self._break_in,
+            actions.ShowDebugger: lambda a: debug.show(a.worker, a.text, a.prompt),
+            actions.CloseDebugger: lambda a: debug.close(a.worker, a.reason),
             actions.ReadBoard: self._read_board,
             actions.ReadBoards: self._read_boards,
             actions.StartSidecar: self._start_sidecar,
-            actions.StopSidecar: lambda a: sidecars.signal(a.name, a.number, signal.SIGTERM),
-            actions.KillSidecar: lambda a: sidecars.signal(a.name, a.number, signal.SIGKILL),
+            actions.StopSidecar: lambda a: self._sidecars.signal(a.name, a.number, signal.SIGTERM),
+            actions.KillSidecar: lambda a: self._sidecars.signal(a.name, a.number, signal.SIGKILL),
             actions.GreetCluster: self._tell_sidecar,
             actions.ShowPools: self._tell_sidecar,
             actions.WantAttempts: self._tell_sidecar,
@@ -152,7 +164,7 @@ class ActionRunner:
             actions.ServeClients: lambda a: clients.serve(a.serve),
             actions.Report: self.report,
             actions.RunCleanup: self._clean_up,
-            actions.Exit: lambda action: leave(action.code),
+            actions.Exit: lambda action: self._leave(action.code),
         }
 
     def do(self, action: actions.Action) -> None:
@@ -287,17 +299,29 @@ class ActionRunner:
         self._workers.answer_wait(action.worker, action.request, action.ids, action.reason)
         self._spawner.signal(action.worker, INTERRUPT_SIGNAL)
 
+    def _answer_debugger(self, action: actions.AnswerDebugger) -> None:
+        self._workers.answer_debugger(action.worker, action.request, action.line)
+
+    def _break_in(self, action: actions.BreakIntoHandler) -> None:
+        self._workers.break_in(action.worker, action.lease, action.leave)
+        self._spawner.signal(action.worker, INTERRUPT_SIGNAL)
+
     def _start_fork_server(self, action: actions.StartForkServer) -> None:
         pool = self._reloading.pool_config(action.pool, action.build)
         config, settings = self._reloading.config, worker_settings_of(pool)
         env = worker_environment.given(action.pool, pool, config)
         env = {TASKS_VARIABLE: self._tasks_socket, **env}
+        access = session_access(action.pool, pool, config)
+        if access.problem:
+            self.report(
+                actions.Report("session.no_key", "error", pool=action.pool, reason=access.problem)
+            )
         self._spawner.start_fork_server(
             action.pool,
             pool.worker,
             msgspec.msgpack.encode(pool.options),
             env,
-            with_artefacts(with_sessions(settings, action.pool, pool, config), config),
+            with_artefacts(with_sessions(settings, access), config),
             build=action.build,
         )
 
@@ -386,12 +410,15 @@ class ActionRunner:
         told = bool(action.task) and self.task_lines.tells(action.task)
         if told and action.event in RETURNS:
             self.task_lines.back(action.task, time.monotonic_ns())
+        logged = action
+        if action.traceback:  # in the log; those who follow events ask for the task
+            action = msgspec.structs.replace(action, traceback="")
         if action.event == DEAD:  # of the cluster: the others are told by the store's records
-            log.write(msgspec.structs.replace(action, event="task.failed", level="warning"))
+            log.write(msgspec.structs.replace(logged, event="task.failed", level="warning"))
             self._dead.tell(action)
             return
         if action.event != CHANGED:
-            log.write(action, always=told)
+            log.write(logged, always=told)
             self._control.publish(action)
         elif action.number and not action.summary:
             self._find_change(action)

@@ -15,7 +15,7 @@ from itertools import islice
 
 from msgspec import Struct
 
-from musterd.ipc.wire.messages import PRIORITY_NAMES, SUCCEEDED, Lease, Outcome, TaskSpec
+from musterd.ipc.wire.messages import CANCELLED, PRIORITY_NAMES, SUCCEEDED, Lease, Outcome, TaskSpec
 from musterd.ipc.wire.node_messages import AttemptEnd
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model.actions import FinalRecord, Persist
@@ -191,7 +191,9 @@ class TaskLines:
             fields = _end(record, worker)
             if story is not None and worker:
                 fields["WAITED"] = f"{story.waited_ns / 1e9:.3f}"
-            log.line(_event(outcome), level, fields)
+            failure = outcome.failure if outcome.state != CANCELLED else None
+            trace = failure.traceback if failure is not None else ""
+            log.line(_event(outcome), level, fields, traceback=trace)
 
     # -- of the cluster -----------------------------------------------------------------------
 

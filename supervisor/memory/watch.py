@@ -105,7 +105,7 @@ def memory_status(
         ],
         stalled_some=sample.stalled_some if sample is not None else 0.0,
         stalled_full=sample.stalled_full if sample is not None else 0.0,
-        age_seconds=(now_ns - memory.sampled_ns) / 1e9 if sample is not None else 0.0,
+        age_seconds=(now_ns - memory.sampled_ns) / 1e9 if sample is not None else None,
         notifications=notifications,
         pools=[_pool_memory(pool, memory) for pool in fleet.pools.values()],
         workers=[

@@ -30,7 +30,8 @@ def session_problems(
             problems[spec.id] = (
                 f"session '{spec.session}' is not for pool '{pool}', which this node shares with a "
                 "cluster: that takes a key_secret or key_file of [sessions] which is the same on "
-                "all machines, no login_task, and the session among the pool's sessions"
+                "all machines, a login_task, if any, of a pool that is shared, too, and the "
+                "session among the pool's sessions"
             )
     return problems
 

@@ -8,7 +8,7 @@ from musterd.ipc.wire.messages import Advise, Inspect, Invalidate, TaskView
 from musterd.supervisor.cluster.sidecar_events import AdviceAsked, Invalidated, ViewAsked
 from musterd.supervisor.sockets.clients import ClientPort
 from musterd.supervisor.sockets.owed import Inspection
-from musterd.supervisor.sockets.peers import AdviceWanted, Peer, Request
+from musterd.supervisor.sockets.peers import AdviceWanted, Peer
 
 
 class RelayPort(ClientPort):
@@ -49,9 +49,3 @@ class RelayPort(ClientPort):
         request = self._end_request(token)
         if request is not None and request.number is not None:
             self.advise(AdviceWanted(request.peer, request.number), workers)
-
-    def _end_request(self, token: int) -> Request | None:
-        request = self._requests.pop(token, None)
-        if request is not None:
-            self.charge(request.peer, -request.bytes)
-        return request

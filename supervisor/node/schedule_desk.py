@@ -1,4 +1,5 @@
-"""Answer what clients ask about schedules and their results, here and in the cluster.
+"""Answer what clients ask about schedules, their results and the tasks of a function, here and in
+the cluster.
 
 A supervisor beside is asked first, over the client's own connection to local.sock: a schedule that
 it has is meant. All others are the cluster's. A schedule that is put goes to where the pool of its
@@ -16,6 +17,7 @@ from msgspec import structs
 
 from musterd.ipc.wire.history import Entries
 from musterd.ipc.wire.messages import Rejection
+from musterd.ipc.wire.resolving import NAMES_SHOWN_MAX, Resolve, Resolved
 from musterd.ipc.wire.schedule_messages import (
     SCHEDULES_SHOWN_MAX,
     STORE_FAILS,
@@ -49,13 +51,14 @@ from musterd.supervisor.core.model.schedule_events import (
 from musterd.supervisor.node.engines import Engines, Job
 from musterd.supervisor.settings.added_schedules import read_shared
 from musterd.supervisor.sockets.clients import ClientPort
-from musterd.supervisor.sockets.peers import HistoryWanted, SchedulesWanted
+from musterd.supervisor.sockets.peers import HistoryWanted, ResolutionWanted, SchedulesWanted
 from musterd.supervisor.sockets.schedule_requests import PutWanted
 
 RUN_TRIES_MAX = 10  # to run one by hand, while nodes decide about it
 
 Wanted = (
     HistoryWanted
+    | ResolutionWanted
     | SchedulesWanted
     | PutWanted
     | ScheduleDeleteRequested
@@ -82,6 +85,8 @@ class ScheduleDesk:
         match event:
             case HistoryWanted():
                 self._recall(event)
+            case ResolutionWanted():
+                self._resolve(event)
             case SchedulesWanted(peer, message):
                 token = self._clients.hold(peer, message.request)
                 self._show(peer.name, token, message)
@@ -179,6 +184,39 @@ class ScheduleDesk:
         peer = self._clients.holder(wanted.token)
         if not self._first_here(peer, wanted.token, message, heard):
             shared()
+
+    # -- tasks of a function ------------------------------------------------------------------
+
+    def _resolve(self, wanted: ResolutionWanted) -> None:
+        """Answer with the tasks of this machine and of all nodes."""
+
+        def shared(here: Resolved) -> None:
+            def found(result: object) -> None:
+                assert isinstance(result, Cards)
+                cards = [pool for card in result.cards for pool in card.pools]
+                there = [
+                    f"{pool.name}.{task.method}"
+                    for pool in cards
+                    for task in pool.tasks
+                    if task.place == wanted.place
+                ]
+                tasks = sorted({*here.tasks, *there})[:NAMES_SHOWN_MAX]
+                pools = sorted({*here.pools, *(pool.name for pool in cards)})[:NAMES_SHOWN_MAX]
+                self._clients.resolve(wanted, structs.replace(here, tasks=tasks, pools=pools))
+
+            def failed(why: str) -> None:
+                self._clients.resolve(wanted, structs.replace(here, error=why))
+
+            self._call(wanted.token, "cards", ("",), found, failed)
+
+        def heard(answer: SchedulesAnswer) -> None:
+            assert isinstance(answer, Resolved), answer
+            shared(answer)
+
+        message = Resolve(wanted.token, wanted.place)
+        peer = self._clients.holder(wanted.token)
+        if not self._first_here(peer, wanted.token, message, heard):
+            shared(Resolved(0))
 
     # -- lists --------------------------------------------------------------------------------
 

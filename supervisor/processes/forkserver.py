@@ -29,7 +29,6 @@ import signal
 import socket
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -39,7 +38,13 @@ from msgspec import Struct
 from setproctitle import setproctitle
 
 from musterd.ipc.errors import MusterdError, SpawnError
-from musterd.ipc.user_code import make_importable
+from musterd.ipc.user_code import (
+    Source,
+    error_place,
+    make_importable,
+    sources,
+    users_traceback,
+)
 from musterd.ipc.wire.messages import TaskDeclaration
 from musterd.supervisor.processes import marks
 from musterd.supervisor.processes.containment import choose
@@ -70,7 +75,6 @@ from musterd.supervisor.system.linux import die_with_parent, unshare_processes
 # -P: the working directory is not first in sys.path
 COMMAND = (sys.executable, "-P", "-m", "musterd.supervisor.processes.forkserver")
 
-OUR_CODE = str(Path(__file__).absolute().parents[1]) + os.sep  # a worker class never fails here
 FDS_MAX = 3
 REASON_CHARACTERS_MAX = 2000  # of a failed import; the whole traceback is on stderr
 
@@ -82,6 +86,7 @@ class _Restart(Struct, array_like=True, frozen=True):
     supervisor_fd: int
     declarations: tuple[TaskDeclaration, ...]
     threads: tuple[str, ...]
+    sources: tuple[Source, ...]
 
 
 class _Down(Exception):
@@ -99,14 +104,21 @@ class _ForkServer:
         self._runtime = importlib.import_module(setup.runtime)
         self._containment, self._why, self._user = choose(setup)
 
-    def serve(self, declarations: tuple[TaskDeclaration, ...], threads: tuple[str, ...]) -> None:
+    def serve(
+        self,
+        declarations: tuple[TaskDeclaration, ...],
+        threads: tuple[str, ...],
+        imported: tuple[Source, ...],
+    ) -> None:
         """Report readiness and fork on request until the supervisor closes its end."""
-        up = ForkServerUp(declarations, self._containment, self._why, threads)
+        up = encode(ForkServerUp(declarations, self._containment, self._why, threads, imported))
+        if len(up) > MESSAGE_BYTES_MAX:  # thousands of tasks have to be known, the files need not
+            up = encode(ForkServerUp(declarations, self._containment, self._why, threads))
         sys.stdout.flush()  # else each fork would write the buffer again
         gc.collect()
         gc.freeze()  # collections in workers do not touch what was imported here: it stays shared
         block_signals()  # for the inits; SIGKILL or the end of the channel ends a fork server
-        self._channel.send(encode(up))
+        self._channel.send(up)
         while True:
             frame, fds = _receive(self._channel)
             if not frame:
@@ -216,31 +228,24 @@ def _load(setup: ForkServerSetup) -> Any:
             runtime.check_concurrency(loaded, setup.worker_settings.concurrency)
         return loaded
     except BaseException as error:  # user code: a SystemExit is a failed import as well
-        traceback.print_exc()
+        if (said := _said(error)) is not None:
+            print(users_traceback(said), file=sys.stderr, end="")
         raise _Down(_reason(error, setup)) from error
+
+
+def _said(error: BaseException) -> BaseException | None:
+    """Return the error of users' code, whose traceback helps; None where it is one of ours."""
+    return error.__cause__ if isinstance(error, MusterdError) else error
 
 
 def _reason(error: BaseException, setup: ForkServerSetup) -> str:
     """Return the type, the message and the innermost line that is neither ours nor importlib's."""
     if isinstance(error, MusterdError):
         return str(error)[:REASON_CHARACTERS_MAX]  # the text says what, where and what to do
-    machinery = {__file__, importlib.__file__}
-    if runtime := sys.modules.get(setup.runtime):
-        machinery.add(str(runtime.__file__))
-    root = error
-    while root.__cause__ is not None:
-        root = root.__cause__
-    where = ""
-    if isinstance(root, SyntaxError):
-        where = f"{root.filename}:{root.lineno}"
-    else:
-        for frame in traceback.extract_tb(root.__traceback__):
-            if frame.filename not in machinery and not frame.filename.startswith(("<", OUR_CODE)):
-                where = f"{frame.filename}:{frame.lineno}"
+    runtime = str(sys.modules[setup.runtime].__file__) if setup.runtime in sys.modules else ""
     text = f"{type(error).__name__}: {getattr(error, 'msg', None) or error}"
-    if root is not error and str(root) not in text:
-        text += f" ({type(root).__name__}: {root})"
     text = f"cannot load {setup.worker!r}: {text}"
+    where = error_place(error, frozenset({runtime}))
     return (f"{text}, at {where}" if where else text)[:REASON_CHARACTERS_MAX]
 
 
@@ -285,7 +290,7 @@ def _resume(channel: socket.socket, memory: int) -> None:
     os.set_inheritable(restart.supervisor_fd, False)
     _prepare(restart.setup)
     fork_server = _ForkServer(channel, restart.setup, restart.supervisor_fd, None)
-    fork_server.serve(restart.declarations, restart.threads)
+    fork_server.serve(restart.declarations, restart.threads, restart.sources)
 
 
 def _begin(channel: socket.socket) -> None:
@@ -300,9 +305,9 @@ def _begin(channel: socket.socket) -> None:
     loaded = _load(setup)
     declarations = tuple(loaded.declarations)
     if threads := _threads():
-        _start_over(channel, _Restart(setup, supervisor_fd, declarations, threads))
+        _start_over(channel, _Restart(setup, supervisor_fd, declarations, threads, sources()))
     _reset_signals()
-    _ForkServer(channel, setup, supervisor_fd, loaded).serve(declarations, ())
+    _ForkServer(channel, setup, supervisor_fd, loaded).serve(declarations, (), sources())
 
 
 def _prepare(setup: ForkServerSetup) -> None:
@@ -314,7 +319,7 @@ def _prepare(setup: ForkServerSetup) -> None:
     if setup.open_files:
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (setup.open_files, hard))
-    make_importable()
+    make_importable(setup.worker)
 
 
 def main(arguments: list[str]) -> int:
@@ -329,7 +334,8 @@ def main(arguments: list[str]) -> int:
         else:
             _begin(channel)
     except (_Down, SpawnError) as down:
-        channel.send(encode(ForkServerDown(str(down))))
+        reason = str(down).encode(errors="backslashreplace").decode()  # a path need not be text
+        channel.send(encode(ForkServerDown(reason, sources())))
         return 1
     except (BrokenPipeError, ConnectionResetError):
         return 0  # the supervisor is gone

@@ -7,6 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Struct
 
+from musterd.ipc.user_code import Source
 from musterd.ipc.wire.messages import Number, TaskDeclaration, Word
 
 # Loaded by name: supervisor and workers never import each other.
@@ -15,6 +16,7 @@ MESSAGE_BYTES_MAX = 200_000  # what a Unix socket takes with the kernel's defaul
 # A fork server's message is bounded as a whole; these limits only keep numbers in their range.
 LIST_MAX = 10_000  # tasks of a worker class, or threads that its import has started
 Reason = Annotated[str, Meta(max_length=MESSAGE_BYTES_MAX)]
+Sources = Annotated[tuple[Source, ...], Meta(max_length=LIST_MAX)]
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -65,10 +67,12 @@ class ForkServerUp(Struct, array_like=True, tag="up", frozen=True):
     why: Reason = ""  # what was refused, if anything
     # Started by the import: each worker imports for itself.
     threads: Annotated[tuple[Reason, ...], Meta(max_length=LIST_MAX)] = ()
+    sources: Sources = ()  # what it has imported
 
 
 class ForkServerDown(Struct, array_like=True, tag="down", frozen=True):
     reason: Reason
+    sources: Sources = ()  # up to the one that failed
 
 
 class Forked(Struct, array_like=True, tag="forked", frozen=True):

@@ -29,8 +29,10 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 from musterd.ipc.errors import SpawnError
+from musterd.ipc.user_code import Source
 from musterd.ipc.wire.scoreboard import Pulse, Reading
 from musterd.supervisor.core.model.events import (
     ForkServerExited,
@@ -78,6 +80,13 @@ LAUNCHES_AT_ONCE_MAX = 32
 WORKER_SETTINGS = WorkerSettings()
 
 
+class Code(NamedTuple):
+    """What a fork server has imported, and when it had."""
+
+    sources: tuple[Source, ...]
+    at_ns: int  # of the wall clock, as files have it
+
+
 class Spawner:
     """Fork servers and workers of one supervisor."""
 
@@ -101,6 +110,8 @@ class Spawner:
         self._fork_servers: dict[tuple[str, str], ForkServerProcess] = {}  # not stopped
         self._living: set[ForkServerProcess] = set()  # those, and stopped ones that still live
         self._happened: list[Event] = []
+        # What the fork servers have imported that are not stopped, or have failed to load.
+        self._code: dict[tuple[str, str], Code] = {}
         self._run_record = RunRecord(temp_root.with_name(temp_root.name + ".run"))
         directories = self._janitor.empty(temp_root)
         if self._run_record.former.processes or directories:
@@ -162,9 +173,14 @@ class Spawner:
 
     def stop_fork_server(self, pool: str, build: str = "") -> None:
         """End a fork server at once; its workers live on and no event follows."""
+        self._code.pop((pool, build), None)
         fork_server = self._fork_servers.pop((pool, build), None)
         if fork_server is not None:
             send_signal(fork_server.pidfd, signal.SIGKILL)
+
+    def code(self, pool: str, build: str) -> Code | None:
+        """Return what the fork server of the build has imported; None if that is not known."""
+        return self._code.get((pool, build))
 
     def keep_spares(self, kept: Keys) -> None:
         """Set the fork servers, by pool and build, that keep a spare."""
@@ -330,6 +346,7 @@ class Spawner:
             case ForkServerUp():
                 fork_server.containment = Containment(message.containment, message.why)
                 if self._fork_servers.get(fork_server.key) is fork_server:  # not stopped meanwhile
+                    self._code[fork_server.key] = Code(message.sources, time.time_ns())
                     if message.threads:
                         names = ", ".join(message.threads)
                         log.note(
@@ -338,9 +355,10 @@ class Spawner:
                     self._tell(
                         ForkServerReady(fork_server.pool, message.declarations, fork_server.build)
                     )
-            case ForkServerDown(reason):
+            case ForkServerDown(reason, sources):
                 if self._fork_servers.get(fork_server.key) is fork_server:
                     self.stop_fork_server(*fork_server.key)
+                    self._code[fork_server.key] = Code(sources, time.time_ns())
                     self._tell(ForkServerFailed(fork_server.pool, reason, fork_server.build))
             case Forked(launch, init_pid):
                 fork_server.awaited.discard(launch)

@@ -240,7 +240,7 @@ def _of_sessions(config: Config) -> Iterator[Found]:
             if config.cluster.wanted:
                 why += (
                     "; in pools that are shared by the cluster, give sessions.key_secret or "
-                    "sessions.key_file, the same on all machines, and login in place of login_task"
+                    "sessions.key_file, the same on all machines, and a login_task of a shared pool"
                 )
             yield key, f"key '{where}': no pool may use it: {why}"
         elif session.login:

@@ -26,6 +26,7 @@ from click.shell_completion import get_completion_class
 
 from musterd.ipc.errors import MusterdError
 from musterd.supervisor.service.manpages import ManualPage
+from musterd.supervisor.text.shell_line import Bash
 
 PREFIX = "usr/local"
 COMMANDS = ("musterd", "musterctl")
@@ -159,7 +160,8 @@ def _drop_in_folders() -> list[str]:
 
 def completion(command: str, shell: str) -> str:
     """Return the script by which a shell asks the command for completions."""
-    kind = get_completion_class(shell)
+    ours = command == "musterctl" and shell == Bash.name  # musterd completes no names
+    kind = Bash if ours else get_completion_class(shell)
     assert kind is not None, shell
     script = kind(click.Command(command), {}, command, f"_{command.upper()}_COMPLETE")
     # Not source(): for bash that checks the version of the bash on this machine first.

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from musterd.ipc.errors import ConfigurationError
+from musterd.supervisor.api.status import NewerCode
 from musterd.supervisor.config.load import Loaded
 from musterd.supervisor.config.pool import PoolConfig
 from musterd.supervisor.config.schema import Config
@@ -18,6 +19,13 @@ from musterd.supervisor.core.model.policy import FleetPolicy
 from musterd.supervisor.core.model.schedule_events import AddedSchedule
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.log import log
+from musterd.supervisor.service.newer_code import (
+    CodeChecks,
+    CodeOf,
+    RunningCode,
+    newer_code,
+    running_code,
+)
 from musterd.supervisor.service.systemd_status import SystemdStatus
 from musterd.supervisor.settings.added_schedules import read_added
 from musterd.supervisor.settings.diff import Difference, PoolChange, compare
@@ -45,15 +53,24 @@ class Read(Struct, frozen=True):
     difference: Difference
     policy: FleetPolicy
     added: dict[str, AddedSchedule]  # what it makes of the schedules that were added
+    newer: list[NewerCode]  # what has changed beside the configuration
+    again: tuple[str, ...]  # pools whose workers are replaced although no key changed
+    replaced: dict[str, int]
 
 
-Then = Callable[[Difference | Refused], None]
+class Answer(Struct, frozen=True):
+    difference: Difference
+    newer: list[NewerCode]
+
+
+Then = Callable[[Answer | Refused], None]
 
 
 class Request(Struct, frozen=True):
     apply: bool
-    again: tuple[str, ...]  # pools whose workers are replaced although nothing changed
+    again: tuple[str, ...]
     then: Then
+    code: bool = False  # replace also the workers of pools whose code on disk is newer
 
 
 class Reloading:
@@ -66,12 +83,15 @@ class Reloading:
         adopt: Callable[[Config], None],
         calls: BackgroundCalls,
         systemd_status: SystemdStatus,
+        code_of: CodeOf,
     ) -> None:
         """`adopt` has the shell use another configuration; the core is told by an event."""
         self._shell = shell
         self._adopt = adopt
         self._calls = calls
         self._systemd_status = systemd_status
+        self._code_of = code_of
+        self.code = CodeChecks(self.running_code, calls)
         self._loaded = loaded  # the configuration in force
         self._reread = reread
         self._waiting: deque[Request] = deque()
@@ -94,9 +114,14 @@ class Reloading:
         """Call `then` with what is different; change nothing."""
         self._ask(Request(False, (), then))
 
-    def reload(self, then: Then, again: tuple[str, ...] = ()) -> None:
-        """Apply what is different, and replace the workers of `again` in any case."""
-        self._ask(Request(True, again, then))
+    def reload(self, then: Then, again: tuple[str, ...] = (), *, code: bool = False) -> None:
+        """Apply what is different, and replace the workers of `again` in any case; with `code` also
+        those of pools whose code on disk is newer."""
+        self._ask(Request(True, again, then, code))
+
+    def running_code(self) -> list[RunningCode]:
+        """Return what the workers are made of, beside the configuration."""
+        return running_code(self._shell.fleet, self._code_of, self.config)
 
     def _ask(self, request: Request) -> None:
         if len(self._waiting) >= WAITING_MAX:
@@ -119,29 +144,37 @@ class Reloading:
             self._systemd_status.reloading()
         before, reread, replaced = self._loaded, self._reread, dict(self._replaced)
         sections = dict(self._shell.fleet.added.sections)
-        for pool in request.again:
-            replaced[pool] = replaced.get(pool, 0) + 1
+        running = self.running_code()
+        loading = [each for each in self._shell.fleet.pools if self._is_loading(each)]
 
         def read() -> Read | Refused:
+            newer = newer_code(running)
+            again = request.again
+            if request.code:
+                # What a pool is loading just now may have been read before it was changed.
+                others = [*(each.pool for each in newer if each.files), *loading]
+                again = tuple(dict.fromkeys((*again, *others)))
+            for pool in again:
+                replaced[pool] = replaced.get(pool, 0) + 1
             try:
                 loaded = reread()
                 difference = compare(before, loaded)
                 config = difference.in_force
                 policy = fleet_policy(config, replaced, loaded.origins)
                 added = {name: read_added(config, name, each) for name, each in sections.items()}
-                return Read(loaded, difference, policy, added)
             except ConfigurationError as error:
                 return Refused(str(error))
+            return Read(loaded, difference, policy, added, newer, again, replaced)
 
         def answer(result: Read | Refused) -> None:
             self._busy = False
             if request.apply and self._shell.fleet.phase != Phase.UP:
                 result = Refused("the daemon is shutting down")
             if isinstance(result, Read) and request.apply:
-                self._replaced = replaced
-                request.then(self._apply(result, request.again))
+                self._replaced = result.replaced
+                request.then(Answer(self._apply(result), result.newer))
             elif isinstance(result, Read):
-                request.then(result.difference)
+                request.then(Answer(result.difference, result.newer))
             else:
                 self._refuse(request, result)
             if request.apply:
@@ -150,8 +183,12 @@ class Reloading:
 
         self._calls.run("reload", read, answer)
 
-    def _apply(self, read: Read, again: tuple[str, ...]) -> Difference:
-        difference = read.difference
+    def _is_loading(self, name: str) -> bool:
+        rollout = self._shell.fleet.pools[name].rollout
+        return rollout is not None and self._code_of(name, rollout.build) is None
+
+    def _apply(self, read: Read) -> Difference:
+        difference, again = read.difference, read.again
         in_force = difference.in_force
         self._loaded = Loaded(in_force, read.loaded.origins)
         self._note_builds(read.policy)

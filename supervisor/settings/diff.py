@@ -26,7 +26,7 @@ _CHANGEABLE_SECTIONS = frozenset(
     {
         *("retry", "breaker", "classes", "target_defaults", "targets", "cache", "memory"),
         *("debounce", "executors", "monitor", "http", "events", "pools", "schedule", "alerts"),
-        "sessions",
+        *("debug", "sessions"),
     }
 )
 _CHANGEABLE_KEYS = frozenset(

@@ -258,6 +258,8 @@ def _pool_policy(name: str, pool: PoolConfig, config: Config, replaced: int) -> 
         cache_ns=pool.cache_ttl_ns or 0,
         debounce_ns=pool.debounce_window_ns or 0,
         scaling=_scaling(pool),
+        debug=bool(pool.debug),
+        debug_wait_ns=config.debug.wait_ns,
         restart=_same(RestartPolicy, pool.restart, backoff=backoff),
     )
 

@@ -43,11 +43,16 @@ def sessions_of(name: str, pool: PoolConfig, config: Config) -> dict[str, Sessio
         for each, session in config.sessions.named.items()
         if fits(each, pool.sessions)
     }
-    if not config.cluster.shares(name):
-        return named
-    if not config.sessions.has_shared_key:
+    shares = config.cluster.shares(name)
+    if shares and not config.sessions.has_shared_key:
         return {}
-    return {each: session for each, session in named.items() if not session.login_task}
+    return {each: session for each, session in named.items() if _logs_in(session, config, shares)}
+
+
+def _logs_in(session: SessionConfig, config: Config, shares: bool) -> bool:
+    """Whether the login task of a session, if it has one, runs where its other tasks do."""
+    pool = session.login_task.partition(".")[0]
+    return not pool or config.cluster.shares(pool) == shares
 
 
 def session_rules(name: str, pool: PoolConfig, config: Config) -> dict[str, SessionRule]:
@@ -86,17 +91,21 @@ def session_policy(name: str, session: SessionConfig) -> SessionPolicy:
     )
 
 
-def with_sessions(
-    settings: WorkerSettings, name: str, pool: PoolConfig, config: Config
-) -> WorkerSettings:
-    """Return the settings of a pool's workers, with sessions and their key if it may use any."""
+def session_access(name: str, pool: PoolConfig, config: Config) -> SessionAccess:
+    """Return the sessions that a pool's workers may use with their key, or why there is no key."""
     rules = session_rules(name, pool, config)
     if not rules:
-        return settings
+        return SessionAccess()
     try:
-        access = SessionAccess(rules, find_key(config, make=True))
+        return SessionAccess(rules, find_key(config, make=True))
     except ConfigurationError as error:
-        access = SessionAccess(rules, problem=str(error))
+        return SessionAccess(rules, problem=str(error))
+
+
+def with_sessions(settings: WorkerSettings, access: SessionAccess) -> WorkerSettings:
+    """Return the settings of a pool's workers, with sessions and their key if it may use any."""
+    if not access.rules:
+        return settings
     return structs.replace(settings, sessions=msgspec.msgpack.encode(access))
 
 

@@ -19,6 +19,8 @@ from collections.abc import Generator, Iterator
 from itertools import count
 from pathlib import Path
 
+from msgspec import structs
+
 from musterd import __version__
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.codec import decode_client, encode
@@ -50,8 +52,10 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.ipc.wire.messages import Accepted as AcceptedMessage
 from musterd.ipc.wire.messages import Missing as MissingMessage
+from musterd.ipc.wire.resolving import Resolve, Resolved
 from musterd.ipc.wire.router import TURN_BYTES, Router
 from musterd.ipc.wire.schedule_messages import (
+    UNKNOWN_SCHEDULE,
     ScheduleAnswer,
     ScheduleMessage,
     Schedules,
@@ -81,6 +85,7 @@ from musterd.supervisor.sockets.peers import (
     HistoryWanted,
     Peer,
     Request,
+    ResolutionWanted,
     SchedulesWanted,
 )
 from musterd.supervisor.system import descriptors
@@ -141,8 +146,9 @@ class ClientPort:
     def serve_apart(self, path: Path) -> None:
         """Serve a second socket, for the daemon's own user; its first one only when told to.
 
-        Tasks that are not here may be elsewhere: peers of the first socket are not told that they
-        are missing.
+        Tasks, schedules and handlers that are not here may be elsewhere: peers of the first socket
+        are not told that there are none. Their connections end when another process serves it, and
+        they ask that one.
         """
         self.router.add_door(listen(str(path), None, PRIVATE_MODE, BACKLOG))
         self._partial = self.router.listener_fd
@@ -240,6 +246,9 @@ class ClientPort:
         elif type(message) is History:
             token = self._begin(peer, message.request, size + HISTORY_BYTES_MAX)
             event = HistoryWanted(token, message)
+        elif type(message) is Resolve:
+            token = self._begin(peer, message.request, size)
+            event = ResolutionWanted(token, message.place)
         elif type(message) is Invalidate:
             event = events.InvalidateRequested(message.key, message.prefix)
         elif type(message) is Follow:
@@ -269,6 +278,13 @@ class ClientPort:
         self._requests[token] = Request(peer, number, size, schedules)
         self.charge(peer, size)
         return token
+
+    def _end_request(self, token: int) -> Request | None:
+        """Take a request that is answered back from its connection; None if that is done."""
+        request = self._requests.pop(token, None)
+        if request is not None:
+            self.charge(request.peer, -request.bytes)
+        return request
 
     def _greet(self, peer: Peer, hello: Hello) -> None:
         if hello.protocol != PROTOCOL:
@@ -422,19 +438,19 @@ class ClientPort:
         return name in self._named
 
     def acknowledge(self, token: int, rejected: list[Rejection]) -> None:
-        request = self._requests.pop(token, None)
+        request = self._end_request(token)
         if request is None:
             return
-        self.charge(request.peer, -request.bytes)
-        if request.number is not None:
-            answer = ScheduleAnswer if request.schedules else AcceptedMessage
-            self._send(request.peer, encode(answer(request.number, rejected)))
+        unknown = any(each.code == UNKNOWN_SCHEDULE for each in rejected)
+        if request.number is None or (unknown and self._is_partial(request.peer)):
+            return
+        answer = ScheduleAnswer if request.schedules else AcceptedMessage
+        self._send(request.peer, encode(answer(request.number, rejected)))
 
     def drop(self, token: int, reason: str) -> None:
         """End the connection of a request that cannot be answered: the client asks again."""
-        request = self._requests.pop(token, None)
+        request = self._end_request(token)
         if request is not None:
-            self.charge(request.peer, -request.bytes)
             self.router.put_out(request.peer.number, reason)
 
     def give_up(self, peer: Peer, reason: str) -> None:
@@ -529,6 +545,8 @@ class ClientPort:
     def show_schedules(
         self, wanted: SchedulesWanted, schedules: list[ScheduleView], more: bool
     ) -> None:
+        if self._is_partial(wanted.peer) and not (wanted.message.name and schedules):
+            return
         self._send(wanted.peer, encode(Schedules(wanted.message.request, schedules, more)))
 
     def hold(self, peer: Peer, number: int) -> int:
@@ -544,13 +562,20 @@ class ClientPort:
 
     def show_later(self, token: int, schedules: list[ScheduleView], more: bool) -> None:
         """Answer a question for schedules that was held."""
-        request = self._requests.pop(token, None)
+        request = self._end_request(token)
         if request is not None and request.number is not None:
-            self.charge(request.peer, -request.bytes)
             self._send(request.peer, encode(Schedules(request.number, schedules, more)))
 
     def advise(self, wanted: AdviceWanted, workers: dict[str, int]) -> None:
         self._send(wanted.peer, encode(Advice(wanted.request, workers)))
+
+    def resolve(self, wanted: ResolutionWanted, found: Resolved) -> None:
+        """Answer the question which tasks run a function."""
+        request = self._end_request(wanted.token)
+        if request is None or request.number is None:
+            return
+        if found.tasks or not self._is_partial(request.peer):
+            self._send(request.peer, encode(structs.replace(found, request=request.number)))
 
     def recall(
         self,
@@ -561,9 +586,8 @@ class ClientPort:
         unknown: bool = False,
     ) -> None:
         """Answer the question for results of a schedule."""
-        request = self._requests.pop(wanted.token, None)
-        if request is not None:
-            self.charge(request.peer, -request.bytes)
+        request = self._end_request(wanted.token)
+        if request is not None and not (unknown and self._is_partial(request.peer)):
             answer = Entries(wanted.question.request, entries, error, unknown)
             self._send(request.peer, encode(answer))
 

@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Struct, structs
 
+from musterd.ipc.wire.keys import derived_key
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
     NEVER_NS,
     TaskDeclaration,
     TaskSpec,
-    derived_key,
 )
 
 TARGET_LENGTH_MAX = 253  # of a host name; a longer text is cut

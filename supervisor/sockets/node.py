@@ -37,6 +37,7 @@ from musterd.ipc.wire.node_messages import (
     Greeting,
     Holds,
     LocksTold,
+    LoginsTold,
     LoseAttempts,
     Membership,
     NewsTold,
@@ -264,7 +265,7 @@ def event_of(message: SidecarMessage) -> object:
             event = events.StatesTold(states)
         case LocksTold(tenure, locks):
             event = events.LocksTold(tenure, locks)
-        case Notice() | Figures() | Seen():
+        case Notice() | Figures() | Seen() | LoginsTold():
             event = events.ClusterTold(message)
         case SidecarHello() | SharedPolicy() | FoundTasks():
             raise ProtocolError("a second hello, or no event")

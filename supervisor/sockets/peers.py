@@ -57,6 +57,13 @@ class AdviceWanted(Struct, frozen=True, gc=False):
     request: int
 
 
+class ResolutionWanted(Struct, frozen=True, gc=False):
+    """A client asks which tasks run a function; ClientPort.resolve() answers."""
+
+    token: int
+    place: str
+
+
 class HistoryWanted(Struct, frozen=True, gc=False):
     """A client asks for results of a schedule; ClientPort.recall() answers."""
 

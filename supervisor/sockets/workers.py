@@ -9,6 +9,14 @@ from pathlib import Path
 
 from musterd.ipc.errors import ProtocolError
 from musterd.ipc.wire.codec import decode_worker, encode
+from musterd.ipc.wire.debugger_messages import (
+    BreakIn,
+    Breakpoint,
+    DebuggerLeft,
+    DebuggerLine,
+    DebuggerMessage,
+    DebuggerPrompt,
+)
 from musterd.ipc.wire.messages import (
     PROTOCOL,
     Assign,
@@ -31,7 +39,7 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.ipc.wire.router import Router
 from musterd.ipc.wire.zmtp import Message
-from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model import debug_events, events
 from musterd.supervisor.log import log
 from musterd.supervisor.sockets.listen import listen
 
@@ -90,14 +98,7 @@ class WorkerPort:
         worker = self._workers.get(peer)
         if worker is None:
             raise ProtocolError("a message before the hello")
-        if type(message) is Done:
-            return events.LeasesCompleted(worker, message.completions, message.samples)
-        if type(message) is Waiting:
-            lease, request, ids = message.lease, message.request, message.ids
-            if not ids:
-                return events.WaitEnded(worker, lease, request)
-            return events.WaitBegun(worker, lease, request, ids)
-        return _event_of(worker, message)
+        return event_of(worker, message)
 
     def _greet(self, peer: int, hello: WorkerHello) -> events.WorkerReady | None:
         if hello.protocol != PROTOCOL:
@@ -145,6 +146,12 @@ class WorkerPort:
     def answer_wait(self, worker: int, request: int, ids: list[str], reason: str) -> None:
         self._send(worker, encode(WaitAnswer(request, ids, reason)))
 
+    def answer_debugger(self, worker: int, request: int, line: str | None) -> None:
+        self._send(worker, encode(DebuggerLine(request, line)))
+
+    def break_in(self, worker: int, lease: int, leave: bool) -> None:
+        self._send(worker, encode(BreakIn(lease, leave)))
+
     def _send(self, worker: int, frame: bytes) -> None:
         # If the worker is gone, its exit is on its way and others will get its leases. The queue
         # cannot be full: a worker's leases are bounded far below that.
@@ -152,9 +159,17 @@ class WorkerPort:
             self._router.send(peer, frame)
 
 
-def _event_of(worker: int, message: WorkerMessage) -> object:
+def event_of(  # noqa: PLR0911  # a table
+    worker: int, message: WorkerMessage | DebuggerMessage
+) -> object:
     """Return the event that a worker's message means."""
     match message:
+        case Done():
+            return events.LeasesCompleted(worker, message.completions, message.samples)
+        case Waiting(ids=[]):
+            return events.WaitEnded(worker, message.lease, message.request)
+        case Waiting():
+            return events.WaitBegun(worker, message.lease, message.request, message.ids)
         case Returned():
             return events.LeasesReturned(worker, message.leases)
         case Progress():
@@ -171,5 +186,19 @@ def _event_of(worker: int, message: WorkerMessage) -> object:
             )
         case LockState():
             return events.LockReturned(worker, message.lease, message.name)
+        case Breakpoint() | DebuggerPrompt() | DebuggerLeft():
+            return _debugged(worker, message)
         case _:
             raise ProtocolError(f"a worker sent a {type(message).__name__}")
+
+
+def _debugged(worker: int, message: DebuggerMessage) -> object:
+    match message:
+        case Breakpoint():
+            lease, request, where = message.lease, message.request, message.where
+            return debug_events.BreakpointHit(worker, lease, request, where)
+        case DebuggerPrompt():
+            lease, request, text = message.lease, message.request, message.text
+            return debug_events.DebuggerAsked(worker, lease, request, text, message.prompt)
+        case DebuggerLeft():
+            return debug_events.DebuggerEnded(worker, message.lease, message.text)

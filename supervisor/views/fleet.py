@@ -1,10 +1,12 @@
 """The state of the fleet as people see it: pools, workers and tasks, read from the core."""
 
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from musterd import __version__
 from musterd.ipc.wire.messages import PRIORITY_NAMES, QUEUED, RUNNING, WAITING, TaskView
+from musterd.ipc.wire.resolving import NAMES_SHOWN_MAX, Resolved
 from musterd.supervisor.api.status import (
     BACKOFF,
     FATAL,
@@ -25,6 +27,7 @@ from musterd.supervisor.core.model.pool import ForkServerState, Pool
 from musterd.supervisor.core.model.slot import Cause, Slot, SlotState
 from musterd.supervisor.core.model.task import Task, TaskState
 from musterd.supervisor.core.shutdown import Phase
+from musterd.supervisor.core.tasks.debugging import DebugSession
 from musterd.supervisor.core.workers.sidecar import Sidecar
 from musterd.supervisor.core.workers.sizing import HELD_BACK, expected
 from musterd.supervisor.store.interface import StoredTask
@@ -56,7 +59,8 @@ def fleet_status(
     `ready`: the fleet has been up once since the start. `last_words` returns the last output of the
     worker of a slot.
     """
-    pools = [pool_status(pool, now_ns, last_words) for pool in fleet.pools.values()]
+    sessions = fleet.debugged
+    pools = [pool_status(pool, now_ns, last_words, sessions) for pool in fleet.pools.values()]
     modes = sorted({mode for mode, _ in containment.values()})
     reasons = sorted({why for _, why in containment.values() if why})
     return FleetStatus(
@@ -158,9 +162,17 @@ def _shortcoming(pool: Pool) -> str:
 
 
 def pool_status(
-    pool: Pool, now_ns: int, last_words: Callable[[str], str] = lambda _: ""
+    pool: Pool,
+    now_ns: int,
+    last_words: Callable[[str], str] = lambda _: "",
+    sessions: Mapping[int, DebugSession] = MappingProxyType({}),
 ) -> PoolStatus:
-    workers = [worker_status(slot, now_ns, last_words) for slot in pool.slots]
+    """Return the status of a pool; `sessions` are the handlers that are debugged, by worker."""
+
+    def shown(slot: Slot) -> WorkerStatus:
+        return worker_status(slot, now_ns, last_words, sessions.get(slot.worker))
+
+    workers = [shown(slot) for slot in pool.slots]
     states = [worker.state for worker in workers]
     running = sum(state in UP_STATES for state in states)
     counters = pool.counters
@@ -189,10 +201,9 @@ def pool_status(
         recycled=counters.recycled,
         reason=_pool_reason(pool) or _held(pool),
         halt=pool.halt,
+        tasks=[f"{pool.name}.{method}" for method in pool.declarations or ()],
         workers=workers,
-        leaving=[worker_status(pool.leaving, now_ns, last_words)]
-        if pool.leaving is not None
-        else [],
+        leaving=[shown(pool.leaving)] if pool.leaving is not None else [],
         **_scaling(pool),
     )
 
@@ -245,8 +256,23 @@ def _pool_state(pool: Pool, states: list[str], running: int) -> str:
     return SLOT_RUNNING if running else STOPPED
 
 
-def worker_status(slot: Slot, now_ns: int, last_words: Callable[[str], str]) -> WorkerStatus:
+def debugged(slot: Slot, session: DebugSession, now_ns: int) -> str:
+    """Return where a task waits for a debugger and for how long, or who debugs it."""
+    if session.who:
+        return f"debugged at {session.where} by {session.who}"
+    left = max(0, session.until_ns - now_ns) / 1e9
+    return f"at a breakpoint, {session.where}: musterctl debug {slot.name} ({left:.0f} s left)"
+
+
+def worker_status(
+    slot: Slot,
+    now_ns: int,
+    last_words: Callable[[str], str],
+    session: DebugSession | None = None,
+) -> WorkerStatus:
     task = next(iter(slot.leases.values()), None)
+    if session is not None:
+        task = slot.leases.get(session.lease, task)
     return WorkerStatus(
         name=slot.name,
         state=slot.shown_state,
@@ -262,6 +288,7 @@ def worker_status(slot: Slot, now_ns: int, last_words: Callable[[str], str]) -> 
         tasks_done=slot.tasks_done,
         reason=slot.reason if not slot.ready_ns else "",
         halt=slot.halt,
+        debug=debugged(slot, session, now_ns) if session is not None else "",
         output=last_words(slot.name) if slot.state in (BACKOFF, FATAL) else "",
     )
 
@@ -333,3 +360,25 @@ def stored_view(stored: StoredTask) -> TaskView:
         source=outcome.source if outcome is not None else "",
         attempts=stored.attempts,
     )
+
+
+def recommended_workers(fleet: Fleet) -> dict[str, int]:
+    """Return how many workers each pool should have."""
+    return {pool.name: fleet.memory.recommended(pool) for pool in fleet.pools.values()}
+
+
+def tasks_at(fleet: Fleet, place: str) -> Resolved:
+    """Return the tasks that run the function defined there; their request is not filled in."""
+    most = NAMES_SHOWN_MAX
+    pools = [pool for pool in fleet.pools.values() if not pool.removed]
+    unloaded = [pool for pool in pools if pool.declarations is None]
+    failed = [pool.name for pool in unloaded if pool.fork_server == ForkServerState.FAILED]
+    loading = [pool.name for pool in unloaded if pool.fork_server != ForkServerState.FAILED]
+    tasks = [
+        f"{pool.name}.{method}"
+        for pool in pools
+        for method, declared in (pool.declarations or {}).items()
+        if declared.place == place
+    ]
+    names = [pool.name for pool in pools]
+    return Resolved(0, tasks[:most], loading[:most], failed[:most], names[:most])

@@ -340,7 +340,7 @@ def _cluster(figures: ClusterFigures) -> Iterator[Metric]:
         [((), Times(figures.claim_buckets, figures.claim_ns))],
         COMMIT_BITS,
     )
-    if status.seen_seconds < 0:
+    if status.seen_seconds is None:
         return
     yield from _of_one(_OF_DATABASE, status)
     known = [node.state for node in status.nodes]

@@ -153,7 +153,7 @@ def cluster_section(
         "state": cluster.state,
         "lease_until": instant("lease", cluster.lease_seconds) if cluster.lease_seconds else 0.0,
         "away_at": instant("away", -cluster.away_seconds) if cluster.away_seconds else 0.0,
-        "seen_at": instant("seen", -cluster.seen_seconds) if cluster.seen_seconds >= 0 else 0.0,
+        "seen_at": instant("seen", -seen) if (seen := cluster.seen_seconds) is not None else 0.0,
         "policy": cluster.policy,
         "attempts": cluster.attempts,
         "unconfirmed": cluster.unconfirmed,
@@ -167,7 +167,7 @@ def cluster_section(
                 "state": each.state,
                 "claims": each.claims,
                 "heard_at": instants.of(
-                    "heard", each.name, at - cluster.seen_seconds - each.beat_seconds
+                    "heard", each.name, at - (cluster.seen_seconds or 0.0) - each.beat_seconds
                 ),
                 "software": each.software,
                 "pools": each.pools,
@@ -216,8 +216,8 @@ def task_row(task: TaskStatus) -> dict[str, Any]:
         "priority": task.priority,
         "target": task.target,
         "attempt": task.attempt,
-        "submitted_at": round(task.submitted_at, 3),
-        "finished_at": round(task.finished_at, 3),
+        "submitted_at": round(task.submitted_at or 0.0, 3),
+        "finished_at": round(task.finished_at or 0.0, 3),
         "run_seconds": round(task.run_seconds, 4),
     }
     if task.failure is not None:

@@ -23,7 +23,7 @@ from nodes import PASSWORD, Nodes, freeze, kill_all, thaw
 from postgres import PORT, Server
 
 from musterd import Client, MusterdError
-from musterd.ipc.client.sync_client import TaskHandle
+from musterd.ipc.client.sync_submit import TaskHandle
 from musterd.ipc.resilience.policy import MILLISECOND_NS, BackoffPolicy, BreakerPolicy, RetryPolicy
 from musterd.supervisor.cluster.engine import ClusterPolicy
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy

@@ -17,6 +17,7 @@ from musterd.ipc.wire.messages import TaskSpec
 from musterd.supervisor import ctl
 from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.store.departure import Departure, Doubt
+from support import json_answers
 from support.daemon import Muster
 from support.waiting import wait_for
 
@@ -91,6 +92,7 @@ def adopt(database: Cluster, muster: Muster, *more: str) -> tuple[int, dict[str,
         [*CTL, *words(database, muster, *more)], capture_output=True, check=False, timeout=120
     )
     assert done.stdout, done.stderr.decode()
+    json_answers.check(("cluster", "adopt"), done.stdout.decode())
     return done.returncode, msgspec.json.decode(done.stdout)
 
 

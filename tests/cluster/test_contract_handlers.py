@@ -7,6 +7,8 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.supervisor.cluster.engine import (
     Fenced,
     Grant,
+)
+from musterd.supervisor.cluster.handling import (
     LockAsk,
     LockView,
     ProgressMark,

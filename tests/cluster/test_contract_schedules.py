@@ -12,6 +12,7 @@ from musterd.supervisor.cluster.engine import (
     ScheduleView,
     Settled,
 )
+from musterd.supervisor.core.model.policy import TargetPolicy
 
 
 def scheduled(rig: Rig, *names: str, plan: bytes = b"plan", notify: bool = False) -> None:
@@ -177,4 +178,181 @@ def test_a_schedule_paused_before_it_began_begins_when_it_is_resumed(rig: Rig) -
     assert due(rig).last_ns == 0
 
 
-# -- changes ------------------------------------------------------------------------------------
+# -- runs that wait for a retry -----------------------------------------------------------------
+
+NEVER_NS = 3600 * SECOND_NS
+
+
+def failing(rig: Rig, tenure: int, *ids: str, retry_ns: int = NEVER_NS, **task: object) -> None:
+    """Make runs that fail once and wait for a retry; the schedule is due again."""
+    now = due(rig)
+    runs = [Run(now.now_ns, rig.task(id=id_, **task)) for id_ in ids]
+    moved = {"last_ns": now.now_ns, "next_ns": now.now_ns, "memory": b""}
+    assert rig.engine.settle(now, runs, **moved) is not None  # type: ignore[arg-type]
+    how = {"kind": "failed", "retry_ns": retry_ns, "patience_ns": NEVER_NS}
+    rig.finish(tenure, *rig.claim(tenure, 10), **how)
+
+
+def cancelled(rig: Rig, id_: str) -> bool:
+    found = rig.outcome(id_)
+    assert found is None or found.state == "cancelled", found
+    return found is not None
+
+
+def test_who_looks_at_what_is_due_sees_whether_its_runs_wait_for_a_retry(rig: Rig) -> None:
+    scheduled(rig)
+    a = rig.join()
+    assert not due(rig).retrying
+    assert settle(rig, due(rig), "@kites.1", every=0) is not None
+    assert not due(rig).retrying  # it waits for its first attempt
+    grant = rig.claim_one(a)
+    assert not due(rig).retrying
+    rig.finish(a, grant, kind="failed", retry_ns=NEVER_NS)
+    now = due(rig)
+    assert (now.alive, now.retrying, now.asked) == ("@kites.1", True, "")
+    assert settle(rig, now, "@kites.2m", every=0) is not None
+    now = due(rig)
+    assert (now.alive, now.retrying, now.asked) == ("@kites.2m", False, "@kites.2m")
+    rig.finish(a, rig.claim_one(a), kind="failed", retry_ns=NEVER_NS)
+    now = due(rig)
+    assert (now.alive, now.retrying, now.asked) == ("@kites.2m", True, "@kites.2m")
+    shown = view(rig).due
+    assert (shown.alive, shown.retrying, shown.asked) == ("@kites.2m", True, "@kites.2m")
+
+
+def test_a_run_that_was_given_back_is_no_retry(rig: Rig) -> None:
+    scheduled(rig)
+    a = rig.join()
+    assert settle(rig, due(rig), "@kites.1", every=0) is not None
+    rig.finish(a, rig.claim_one(a), kind="crashed")
+    assert not due(rig).retrying
+
+
+def test_a_run_that_waits_for_a_retry_ends_for_the_next_one(rig: Rig) -> None:
+    scheduled(rig, notify=True)
+    a = rig.join()
+    failing(rig, a, "@kites.1")
+    settled = settle(rig, due(rig), "@kites.2", way="replaces")
+    assert settled is not None
+    assert [each.state for each in settled.verdicts] == ["accepted"]
+    end = rig.ended("@kites.1")
+    assert (end.state, end.attempts) == ("cancelled", 1)
+    assert end.error == "cancel: not tried again: the next run of schedule 'kites' is due"
+    seen = view(rig)
+    assert (seen.task, seen.runs, seen.skipped) == ("@kites.2", 2, 0)
+    [watched] = rig.engine.watched()
+    assert [(run.kind, run.task) for run in watched.runs] == [("failed", "@kites.1")]
+    assert [each.id for each in rig.claim(a, 5)] == ["@kites.2"]
+
+
+def test_a_run_that_is_tried_again_by_now_ends_for_nothing(rig: Rig) -> None:
+    scheduled(rig)
+    a = rig.join()
+    failing(rig, a, "@kites.1", retry_ns=SECOND_NS)
+    before = due(rig)
+    assert before.retrying
+    rig.pass_time(2)
+    rig.engine.tick()
+    assert not due(rig).retrying
+    assert settle(rig, before, "@kites.2", way="replaces") is None
+    assert not cancelled(rig, "@kites.1")
+    grants = rig.claim(a, 5)
+    assert [(each.id, each.attempt) for each in grants] == [("@kites.1", 2)]
+    assert settle(rig, before, "@kites.2", way="replaces") is None
+    rig.finish(a, *grants)
+    assert settle(rig, before, "@kites.2", way="replaces") is not None  # nothing is in the way
+    assert view(rig).runs == 2
+
+
+def test_a_run_ends_for_no_run_that_is_refused(rig: Rig) -> None:
+    scheduled(rig)
+    a = rig.join()
+    failing(rig, a, "@kites.1", key="k")
+    now = due(rig)
+    runs = [Run(now.now_ns, rig.task("nothing", id="@kites.2", key="other"))]
+    moved = {"last_ns": now.now_ns, "next_ns": now.now_ns, "memory": b""}
+    assert rig.engine.settle(now, runs, way="replaces", **moved) is not None  # type: ignore[arg-type]
+    assert not cancelled(rig, "@kites.1")
+    assert (view(rig).skipped, due(rig).alive) == (1, "@kites.1")
+    rig.submit(rig.task(key="other"))  # which nobody leads
+    assert [each.spec.key for each in rig.claim(a, 5)] == ["other"]
+
+
+def test_a_run_with_a_key_ends_for_the_next_one_whatever_its_key(rig: Rig) -> None:
+    scheduled(rig)
+    a = rig.join()
+    failing(rig, a, "@kites.1", key="k")
+    joined = rig.task(key="k", priority=0)
+    rig.submit(joined)
+    for number, key in ((2, "k"), (3, "j"), (4, "l")):
+        now = due(rig)
+        run = Run(now.now_ns, rig.task(id=f"@kites.{number}", key=key))
+        moved = {"last_ns": now.now_ns, "next_ns": now.now_ns, "memory": b""}
+        assert rig.engine.settle(now, [run], way="replaces", **moved) is not None  # type: ignore[arg-type]
+        rig.engine.tick()
+        assert cancelled(rig, f"@kites.{number - 1}")
+        grants = rig.claim(a, 5)
+        # The task that had joined the first run leads now, and the second has joined it.
+        assert [each.id for each in grants] == [joined.id if number == 2 else run.spec.id]
+        rig.finish(a, *grants, kind="failed", retry_ns=NEVER_NS)
+        if number == 2:
+            rig.engine.cancel([joined.id])
+            rig.engine.tick()
+            rig.finish(a, *rig.claim(a, 5), kind="failed", retry_ns=NEVER_NS)
+    rig.engine.cancel(["@kites.4"])
+    assert due(rig).alive == ""
+
+
+def test_a_run_that_a_person_asked_for_is_hastened_and_never_ends_for_another(rig: Rig) -> None:
+    scheduled(rig)
+    a = rig.join()
+    failing(rig, a, "@kites.1", "@kites.2m")
+    assert settle(rig, due(rig), "@kites.3", way="replaces") is None
+    assert rig.claim(a, 5) == []
+    settled = settle(rig, due(rig), way="hastens", skipped=1)
+    assert settled == Settled()
+    grants = rig.claim(a, 5)
+    assert [(each.id, each.attempt) for each in grants] == [("@kites.2m", 2)]
+    assert (view(rig).skipped, view(rig).runs) == (1, 2)
+    assert not cancelled(rig, "@kites.1")
+    rig.pass_time(61)
+    assert settle(rig, due(rig), way="hastens") is None  # it runs by now
+    rig.finish(a, *grants)
+    assert settle(rig, due(rig), way="hastens") is None  # it has ended by now
+    assert view(rig).skipped == 1
+
+
+def test_a_run_that_a_person_retried_is_hastened(rig: Rig) -> None:
+    scheduled(rig)
+    a = rig.join()
+    failing(rig, a, "@kites.1", retry_ns=-1)
+    assert rig.engine.retry(["@kites.1"]) == []
+    rig.finish(a, *rig.claim(a, 5), kind="failed", retry_ns=NEVER_NS)
+    now = due(rig)
+    assert (now.retrying, now.asked) == (True, "@kites.1")
+    assert settle(rig, now, way="hastens") is not None
+    assert [(each.id, each.attempt) for each in rig.claim(a, 5)] == [("@kites.1", 2)]
+
+
+def test_a_hastened_run_does_not_wait_for_the_retry_budget_of_its_site(rig: Rig) -> None:
+    target = TargetPolicy(retry_share=0.0, retry_reserve=0.0)
+    cards = (ScheduleCard("kites", b"plan"),)
+    rig.apply(ClusterPolicy(targets={"s": target}, schedules=cards))
+    a = rig.join()
+    failing(rig, a, "@kites.2m", retry_ns=0, target="s")
+    rig.pass_time(1)
+    rig.engine.tick()
+    assert rig.claim(a, 5) == []
+    assert settle(rig, due(rig), way="hastens") is not None
+    assert [(each.id, each.attempt) for each in rig.claim(a, 5)] == [("@kites.2m", 2)]
+
+
+def test_a_hastened_run_whose_node_died_before_it_told_anybody_is_found_by_a_tick(
+    rig: Rig,
+) -> None:
+    scheduled(rig)
+    a = rig.join()
+    failing(rig, a, "@kites.2m")
+    assert settle(rig, due(rig), way="hastens") is not None
+    rig.engine.tick()
+    assert [(each.id, each.attempt) for each in rig.claim(a, 5)] == [("@kites.2m", 2)]

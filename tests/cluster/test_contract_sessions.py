@@ -3,7 +3,15 @@
 from rig import SICK, Rig, pool
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.supervisor.cluster.engine import ClusterPolicy, Grant, Held, StateAsk, StateView
+from musterd.supervisor.cluster.engine import (
+    ClusterPolicy,
+    Grant,
+    Held,
+)
+from musterd.supervisor.cluster.handling import (
+    StateAsk,
+    StateView,
+)
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
 
 KEY = "session:acme"

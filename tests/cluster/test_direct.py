@@ -21,6 +21,7 @@ from postgres import Cluster, Server, servers
 from musterd import (
     AsyncClient,
     Client,
+    Context,
     InvalidTask,
     NotConnected,
     QueueFull,
@@ -29,6 +30,8 @@ from musterd import (
     TaskFailed,
     TaskMissing,
     UnknownTask,
+    call,
+    task,
 )
 from musterd.ipc.client.taskspec import make_spec
 from musterd.ipc.wire.messages import TaskDeclaration
@@ -234,6 +237,31 @@ def test_a_submitter_does_what_a_client_of_a_node_does(place: Place) -> None:
         ended = threading.Event()
         client.submit("jobs.double", {"x": 2}, on_done=lambda _: ended.set())
         assert ended.wait(WAIT_SECONDS)
+
+
+def test_typed_calls_find_the_pools_of_the_nodes(place: Place) -> None:
+    @task
+    def double(ctx: Context, x: int) -> int: ...
+
+    @task
+    def strange(ctx: Context) -> None: ...
+
+    for function in (double, strange):  # as if it were imported from the module of the workers
+        function.__module__, function.__qualname__ = "jobs", function.__name__
+    with place.client() as client:
+        assert client.submit(double, x=4).result(WAIT_SECONDS) == 8
+        many = client.map(call(double, n) for n in range(5))
+        assert sorted(each.result() for each in many) == [0, 2, 4, 6, 8]
+        with pytest.raises(InvalidTask, match="Expected `int`, got `str`"):
+            client.submit(double, x="4")  # type: ignore[call-overload]
+        with pytest.raises(UnknownTask, match=r"no pool runs jobs:strange \(pools: jobs\)"):
+            client.submit(strange)
+
+    async def work() -> int:
+        async with AsyncClient(place.url(), connect_timeout=WAIT_SECONDS) as client:
+            return await (await client.submit(double, x=5)).result(WAIT_SECONDS)
+
+    assert asyncio.run(work()) == 10
 
 
 def test_a_running_task_is_cancelled_and_seen(place: Place) -> None:

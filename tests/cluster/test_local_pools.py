@@ -16,8 +16,17 @@ import pytest
 from postgres import Cluster, Server, servers
 from test_node import prepared, sidecar_of
 
-from musterd import QueueFull, TaskFailed, TaskMissing, UnknownTask
-from musterd.ipc.client.sync_client import TaskHandle
+from musterd import (
+    Context,
+    InvalidTask,
+    QueueFull,
+    TaskFailed,
+    TaskMissing,
+    UnknownTask,
+    call,
+    task,
+)
+from musterd.ipc.client.sync_submit import TaskHandle
 from musterd.ipc.wire.messages import RESULT_BYTES_MAX
 from support.daemon import Muster
 from support.waiting import wait_for
@@ -139,6 +148,24 @@ def test_one_client_reaches_both_kinds_of_pools(node: Muster) -> None:
             client.submit("nobody.where", {"x": 1}).result(timeout=60)
         with pytest.raises(UnknownTask):
             client.submit("own.nothing").result(timeout=60)
+
+
+def test_a_typed_call_finds_both_kinds_of_pools(node: Muster) -> None:
+    @task
+    def where(ctx: Context, x: int) -> str: ...
+
+    @task
+    def strange(ctx: Context) -> None: ...
+
+    for function in (where, strange):  # as if it were imported from the module of the workers
+        function.__module__, function.__qualname__ = "jobs", function.__name__
+    with node.client(connect_timeout=60) as client:
+        with pytest.raises(InvalidTask, match=r"several pools \(own, shared\): say which one"):
+            client.submit(where, x=1)
+        for pool in ("own", "shared"):
+            assert client.submit(call(where, x=1), pool=pool).result(timeout=60) == f"{pool} 1"
+        with pytest.raises(UnknownTask, match=r"no pool runs jobs:strange \(pools: own, shared\)"):
+            client.submit(strange)
 
 
 def test_tasks_are_found_again_wherever_they_are(node: Muster) -> None:

@@ -298,7 +298,7 @@ def test_only_the_sidecar_musterctl_and_the_demo_name_the_room_of_the_cluster() 
     root = Path(__file__).resolve().parents[2]
     naming = [
         path.relative_to(root)
-        for part in ("supervisor", "workers", "ipc")
+        for part in ("supervisor", "workers", "ipc", "testing")
         for path in (root / part).rglob("*.py")
         if "supervisor.cluster" in path.read_text()
     ]

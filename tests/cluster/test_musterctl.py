@@ -1,6 +1,7 @@
 """musterctl on a real PostgreSQL and real daemons: what people type, see and get as exit code."""
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from test_node import make_node, prepared
 
 from musterd import Client, TaskFailed
 from musterd.supervisor import ctl
+from support import json_answers
 from support.daemon import Muster
 from support.waiting import wait_for
 
@@ -57,6 +59,7 @@ class Desk:
     def json(self, *words: str, admin: bool = False, code: int = 0) -> Any:
         found, out, err = self.run(*words, "--json", admin=admin)
         assert found == code, (out, err)
+        json_answers.check(words, out)
         return msgspec.json.decode(out)
 
     def node(self, name: str) -> dict[str, Any]:
@@ -118,6 +121,46 @@ def shared_out(desk: Desk, ids: list[str]) -> dict[str, str]:
     return nodes if sorted(nodes.values()) == ["attic", "attic", "shed", "shed"] else {}
 
 
+# -- what is printed as JSON, and completed -------------------------------------------------------
+
+
+def test_every_answer_of_the_cluster_is_what_the_schema_says(desk: Desk, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[targets."shop.example"]\nrate = "5/s"\n')
+    applied = desk.json("cluster", "apply", str(policy), admin=True)
+    assert [each["key"] for each in applied["changes"]] == ['targets."shop.example".rate']
+    assert desk.json("cluster", "show")["version"] == applied["version"]
+    assert desk.json("cluster", "drain", "shed", admin=True)["state"] == "draining"
+    assert desk.json("cluster", "drain", "shed", "--undo", admin=True)["state"] == "alive"
+    assert desk.json("cluster", "drain", "nobody", admin=True, code=4)["error"]["data"] is None
+    assert {each["name"] for each in desk.json("cluster", "nodes")["nodes"]} >= {"shed", "attic"}
+    policy.write_text("")
+    desk.json("cluster", "apply", str(policy), admin=True)
+
+
+def test_names_of_the_cluster_are_completed(desk: Desk) -> None:
+    def offered(line: str) -> list[str]:
+        words = f"musterctl -c {desk.shed.config_path} {line}"
+        done = subprocess.run(
+            CTL,
+            env={
+                **os.environ,
+                "_MUSTERCTL_COMPLETE": "bash_complete",
+                "COMP_WORDS": words,
+                "COMP_CWORD": str(len(words.split()) - 1),
+            },
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=120,
+        )
+        return [found.partition(",")[2] for found in done.stdout.splitlines() if found]
+
+    wait_for("the tasks of nodes", lambda: offered("--cluster submit jobs.d") == ["jobs.double"])
+    assert offered("cluster drain sh") == ["shed"]
+    assert offered("--cluster status jo") == ["jobs"]
+
+
 # -- migrate --------------------------------------------------------------------------------------
 
 
@@ -151,6 +194,7 @@ def test_a_migration_says_what_it_did_what_to_type_and_may_be_repeated(tmp_path:
         assert (code, err) == (0, "")
         assert "no node has joined yet" in out
         code, out, _ = musterctl(*words, "--json")
+        json_answers.check(words, out)
         result = msgspec.json.decode(out)
         assert (result["before"], result["version"], result["grants"]) == (1, 1, [])
         server.execute("UPDATE musterd.meta SET version = 99, minimum = 99", database="fresh")
@@ -285,6 +329,27 @@ def test_a_session_is_forgotten_for_all_nodes(desk: Desk) -> None:
     assert not desk.database.sql("SELECT FROM musterd.state WHERE key = 'session:acme'")
     code, _, err = desk.run("sessions", "forget", "acme", admin=True)
     assert (code, "the cluster keeps no session 'acme'" in err) == (4, True)
+
+
+def test_sessions_are_listed_and_reset_for_all_nodes(desk: Desk) -> None:
+    assert "no sessions" in desk.text("sessions", admin=True)
+    desk.database.sql(
+        "INSERT INTO musterd.login VALUES "
+        "('acme', 3, 1, now() + interval '1 hour', 'wrong password', 'shed', now())"
+    )
+    desk.database.sql("INSERT INTO musterd.state VALUES ('session:other', 'sealed')")
+    acme, other = desk.json("sessions", admin=True)["sessions"]
+    assert (acme["name"], acme["login_failures"]) == ("acme", 3)
+    assert 3500 < acme["held_seconds"] <= 3600
+    assert (other["name"], other["kept"], other["bytes"]) == ("other", True, 6)
+    assert "acme: 3 login(s) failed: wrong password" in desk.text("sessions", admin=True)
+    again = "acme: logs in again when a task needs it\n"
+    assert desk.text("sessions", "reset", "acme", admin=True) == again
+    assert desk.database.sql("SELECT FROM musterd.login") == []
+    code, _, err = desk.run("sessions", "reset", "acme", admin=True)
+    assert (code, "the cluster knows no session 'acme'" in err) == (4, True)
+    assert desk.run("sessions", "reset", "other", admin=True)[0] == 0  # it is as it should be
+    desk.database.sql("DELETE FROM musterd.state WHERE key = 'session:other'")
 
 
 def test_a_queued_task_says_what_it_waits_for(desk: Desk, client: Client) -> None:

@@ -16,14 +16,20 @@ from postgres import Cluster, Server
 from rig import UNWELL, Rig, end
 
 from musterd.ipc.resilience.policy import SECOND_NS
+from musterd.ipc.wire.node_messages import LoginVerdict
 from musterd.supervisor.cluster.engine import (
     ClusterPolicy,
     EndKind,
     Held,
+    Run,
+    ScheduleCard,
+)
+from musterd.supervisor.cluster.handling import (
     ProgressMark,
     StateAsk,
 )
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
+from musterd.supervisor.core.model.runs import Way
 
 QUEUED = 5_000
 LANES = 50
@@ -43,6 +49,7 @@ KINDS = ("succeeded", "failed", "untouched", "interrupted", "crashed", "succeede
 POLICY = ClusterPolicy(
     targets={"limited": TargetPolicy(max_concurrent=2, rate=100, burst=50, policy="few")},
     classes={"few": GatePolicy(max_concurrent=3)},
+    schedules=(ScheduleCard("kites"),),
 )
 
 
@@ -139,6 +146,8 @@ def _do_everything(rig: Rig) -> None:
         kind = cast("EndKind", KINDS[place % len(KINDS)])
         how = {"failure": UNWELL, "retry_ns": 1} if kind == "failed" else {}
         engine.finish(a, [end(grant, kind, **how)])
+    _run_schedules(rig, a)
+    _log_in(rig, a)
     engine.cancel([grants[0].id, grants[-1].id])
     more = [Held(grant.id, grant.claim) for grant in rig.claim(a, 40)]
     engine.rejoin(a, more)
@@ -152,3 +161,31 @@ def _do_everything(rig: Rig) -> None:
     engine.look_up([each.id for each in held])
     engine.view(held[0].id)
     engine.leave(a)
+
+
+def _run_schedules(rig: Rig, tenure: int) -> None:
+    """Run a schedule whose runs wait for a retry: one ends for the next one, one is hastened."""
+    ways: tuple[tuple[str, Way], ...] = (("1", "begins"), ("2m", "replaces"), ("", "hastens"))
+    for mark, way in ways:
+        [due] = rig.engine.due()
+        runs = (
+            [Run(due.now_ns, rig.task(id=f"@kites.{mark}", key="kite", priority=0))] if mark else []
+        )
+        moved = {"last_ns": due.now_ns, "next_ns": due.now_ns, "memory": b""}
+        assert rig.engine.settle(due, runs, way=way, **moved) is not None  # type: ignore[arg-type]
+        rig.engine.schedules()
+        grants = [each for each in rig.claim(tenure, 40) if each.id.startswith("@kites")]
+        assert grants
+        rig.finish(tenure, *grants, kind="failed", retry_ns=60 * SECOND_NS)
+
+
+def _log_in(rig: Rig, tenure: int) -> None:
+    """Have a login task run for a task of a session."""
+    rig.submit(*rig.tasks(2, session="acme", priority=0))
+    for kind, said in (("untouched", "wanted"), ("succeeded", "worked"), ("failed", "failed")):
+        rig.engine.tick()
+        (grant,) = [each for each in rig.claim(tenure, 40) if each.spec.session]
+        verdict = LoginVerdict("acme", cast("Any", said), 2, 1, 10, "", "p.fetch")
+        rig.finish(tenure, grant, kind=kind, login=verdict)
+    rig.engine.sessions()
+    rig.engine.logins()

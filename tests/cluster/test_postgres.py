@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
+from typing import Literal
 
 import psycopg
 import pytest
@@ -13,27 +14,33 @@ from rig import UNWELL, Rig, end, pool, want
 
 from musterd.ipc.resilience.policy import SECOND_NS, BreakerPolicy
 from musterd.ipc.wire.messages import CANCELLED, FAILED, SUCCEEDED
+from musterd.ipc.wire.node_messages import LoginVerdict
 from musterd.supervisor.cluster.engine import (
     ClusterPolicy,
     EngineAway,
     EngineError,
     Grant,
     Held,
-    LockAsk,
     NodeCard,
-    ProgressMark,
     Run,
     ScheduleCard,
+)
+from musterd.supervisor.cluster.handling import (
+    LockAsk,
+    ProgressMark,
     StateAsk,
 )
 from musterd.supervisor.cluster.migrate import migrate
 from musterd.supervisor.cluster.postgres import PostgresEngine
-from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
+from musterd.supervisor.core.model.policy import GatePolicy, SchedulePolicy, TargetPolicy
+from musterd.supervisor.core.model.runs import Way, way_of
+from musterd.supervisor.core.model.timing import Every
 from support.waiting import Waiting, wait_for
 
 HOUR = 3600
 LOCKS = ("l", "m", "n")  # of the storm
 STATES = ("x", "y", "z")
+LOGINS: tuple[Literal["worked", "failed", "wanted"], ...] = ("worked", "failed", "wanted")
 
 
 def late_submit(cluster: Cluster, rig: Rig) -> tuple[psycopg.Connection, list[str]]:
@@ -92,6 +99,25 @@ def test_a_task_whose_client_died_before_it_told_anybody_is_found_by_a_tick(
     ids = overtaken(cluster, rig, a)
     rig.engine.tick()
     assert [grant.id for grant in rig.claim(a, 5)] == ids
+
+
+def test_a_login_task_whose_node_died_before_it_was_submitted_is_begun_by_a_tick(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig, other = cluster.rig(), cluster.engine()
+    a = rig.join()
+    rig.submit(*rig.tasks(2, session="acme"))
+    (grant,) = rig.claim(a, 5)
+    monkeypatch.setattr(rig.engine, "_begin_logins", lambda: None)
+    verdict = LoginVerdict("acme", "wanted", 2, 1, 10, "", "p.fetch")
+    rig.finish(a, grant, kind="untouched", login=verdict)
+    assert rig.claim(a, 5) == []  # the session is closed all the same
+    other.tick()
+    (login,) = rig.claim(a, 5)
+    assert login.spec.name == "p.fetch"
+    rig.finish(a, login)
+    other.tick()
+    assert [(each.id, each.again) for each in rig.claim(a, 5)] == [(grant.id, True)]
 
 
 def test_lanes_that_left_the_ring_are_brought_back_by_a_tick(cluster: Cluster) -> None:
@@ -461,6 +487,8 @@ def test_a_queue_that_fills_up_during_a_submit_leaves_no_key_to_a_task_that_is_r
 
 # -- all at once ----------------------------------------------------------------------------------
 
+RAFTS = SchedulePolicy("rafts", "p.extract", Every(SECOND_NS))
+
 
 class Storm:
     """Several clients and nodes at once, each a thread with connections of its own."""
@@ -512,6 +540,7 @@ class Storm:
                     "priority": rng.randrange(4),
                     "policy": rng.choice(("", "", "gold")),
                     "on_open": rng.choice(("", "fail", "fallback")),
+                    "session": rng.choice(("", "", "", "acme", "shop")),
                 }
                 if rng.random() < 0.5:
                     options["key"] = f"{options['pool']}{rng.randrange(4)}"
@@ -538,10 +567,18 @@ class Storm:
             for grant in grants:
                 kind = rng.choice(("succeeded", "succeeded", "failed", "untouched", "crashed"))
                 how: dict[str, object] = {}
-                if kind == "failed":
+                if grant.id.startswith("@rafts"):  # most of them fail
+                    kind = rng.choice(("succeeded", "failed", "failed", "failed"))
+                    how = {"retry_ns": SECOND_NS // 10}
+                elif kind == "failed":
                     how = {"retry_ns": rng.choice((-1, 0)), "failure": UNWELL}
                 if rng.random() < 0.3:
                     how["clears"] = rng.choice(STATES)
+                if grant.spec.session:
+                    said = rng.choice(LOGINS)
+                    task = rng.choice(("p.fetch", "q.fetch"))
+                    how["login"] = LoginVerdict(grant.spec.session, said, 2, 1, 10, "", task)
+                    kind = "untouched" if said == "wanted" else kind
                 ends.append(end(grant, kind, **how))  # type: ignore[arg-type]
             rng.shuffle(ends)
             self._share(engine, rng, tenure, grants)
@@ -586,15 +623,22 @@ class Storm:
 
     def scheduler(self, engine: PostgresEngine, rng: Random) -> None:
         rig = Rig(engine, lambda _: None, lambda _: None)
-        for _ in range(self.rounds):
+        for _ in range(self.rounds * 2):
             for due in engine.due():
-                key = {"key": f"p{rng.randrange(4)}"} if rng.random() < 0.7 else {}
-                id_ = f"@{due.name}.{rng.getrandbits(64):x}"
+                alone = due.name == "rafts"  # no run of it is beside another one
+                key = {"key": f"{'r' if alone else 'p'}{rng.randrange(4)}"}
+                key = key if rng.random() < 0.7 else {}
+                id_ = f"@{due.name}.{rng.getrandbits(64):x}{rng.choice(('', '', '', 'm'))}"
                 run = Run(due.now_ns, rig.task(id=id_, target=rng.choice(("", "s")), **key))
                 moved = {"last_ns": due.now_ns, "next_ns": due.now_ns, "memory": b""}
                 anew = rng.random() < 0.1
-                runs = [] if anew else [run]
-                settled = engine.settle(due, runs, anew=anew, **moved)  # type: ignore[arg-type]
+                way: Way = "begins"
+                if alone:
+                    way = way_of(
+                        RAFTS, alive=due.alive != "", retrying=due.retrying, asked=due.asked != ""
+                    )
+                runs = [] if anew or way in ("hastens", "left out") else [run]
+                settled = engine.settle(due, runs, anew=anew, way=way, **moved)  # type: ignore[arg-type]
                 for verdict in settled.verdicts if settled is not None else ():
                     self.accepted += [id_] if verdict.rejection is None else []
             engine.changes()
@@ -606,6 +650,7 @@ class Storm:
             engine.invalidate("p", prefix=True)
             engine.breaker(rng.choice("stu"), rng.choice(("open", "close", "reset")))
             engine.retry(rng.sample(self.accepted, min(5, len(self.accepted))))
+            engine.reset_login("acme")
             engine.pause(rng.choice(("kites", "boats")), paused=rng.random() < 0.3)
 
 
@@ -617,6 +662,7 @@ def storm_policy(failures: int) -> ClusterPolicy:
         schedules=(
             ScheduleCard("boats", notify=True),
             ScheduleCard("kites", notify=failures % 4 > 0),
+            ScheduleCard("rafts", notify=failures % 2 > 0),
         ),
     )
 
@@ -649,7 +695,8 @@ def test_a_storm_of_everything_ends_every_task_once_and_without_a_deadlock(
         rig.pass_time(30)
         stuck = cluster.sql("SELECT id, state FROM musterd.live WHERE NOT %s", bool(grants))
         assert grants or not stuck, stuck
-    ids = cluster.sql("SELECT id, count(*) FROM musterd.done GROUP BY id")
+    ended = "SELECT id, count(*) FROM musterd.done WHERE id NOT LIKE %s GROUP BY id"
+    ids = cluster.sql(ended, "login-%")
     assert sorted(str(id_) for id_, _ in ids) == sorted(set(storm.accepted))
     assert {number for _, number in ids} == {1}
     assert {rig.ended(id_).state for id_ in storm.accepted} <= {SUCCEEDED, FAILED, CANCELLED}

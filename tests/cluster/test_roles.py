@@ -20,17 +20,19 @@ SUBMIT = {
 NODE = SUBMIT | {
     *("give_back_1", "join_1", "rejoin_1", "beat_1", "leave_1", "reap_1", "claim_1", "begun_1"),
     *("finish_1", "release_1", "progress_1", "tick_1", "retain_1", "state_load_1"),
-    *("state_save_1", "states_1", "locks_1", "lock_wake_1", "due_1", "settle_1"),
+    *("state_save_1", "states_1", "locks_1", "lock_wake_1", "due_1", "settle_1", "make_way_1"),
     *("policy_1", "counts_1", "ran_1", "announce_1", "schedules_1", "watched_1", "judged_1"),
     *("history_1", "changed_1", "untold_1", "told_1", "put_1", "delete_1", "pause_1"),
     *("statistics_1", "nodes_1", "sites_1", "find_1", "recent_1", "redeclare_1"),
+    *("login_said_1", "logins_1", "reset_login_1", "sessions_1", "login_over_1", "logins_due_1"),
+    "granted_logins_1",
 }
 ADMIN = SUBMIT | {
     *("apply_1", "policy_1", "breaker_1", "sites_1", "nodes_1", "drain_1", "forget_1"),
     *("reap_1", "find_1", "recent_1", "purge_1", "counts_1", "statistics_1"),
     *("tick_1", "retain_1", "schedules_1", "settle_1", "ran_1", "pause_1"),
     *("history_1", "changed_1", "put_1", "delete_1"),
-    *("state_load_1", "state_save_1"),
+    *("state_load_1", "state_save_1", "logins_1", "reset_login_1", "sessions_1"),
 }
 ROLES = {"submit": SUBMIT, "node": NODE, "admin": ADMIN, "nobody": set[str]()}
 

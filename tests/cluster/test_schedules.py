@@ -20,11 +20,17 @@ from support.waiting import wait_for
 WORKER = """
 import time
 from pathlib import Path
-from musterd import task
+from musterd import Retry, task
 
 @task
 def read(ctx, path: str) -> str:
     return Path(path).read_text()
+
+@task(max_retries=5)
+def flaky(ctx, times: int) -> int:
+    if ctx.attempt <= times:
+        raise Retry(after=600)
+    return ctx.attempt
 
 @task(timeout=60)
 def slow(ctx) -> None:
@@ -176,6 +182,27 @@ def test_schedules_are_listed_run_by_hand_and_paused(
     assert cluster_schedules.pause(engine, "rare", paused=False).state == "active"
     with pytest.raises(RpcError, match="no such schedule: 'other': there are rare, slow"):
         cluster_schedules.run(engine, "other")
+
+
+def test_a_run_that_waits_for_a_retry_is_in_the_way_of_none_and_who_asked_gets_the_result(
+    nodes: list[Muster], database: Cluster, tmp_path: Path
+) -> None:
+    page = tmp_path / "page"
+    failing = schedule("flaky", page, task='"jobs.flaky"', args="{times = 2}")
+    assert apply(database, tmp_path, failing) == 0
+    wait_for("others are made", lambda: len(instants(database, "flaky")) >= 3)
+    ended = "SELECT count(*) FROM musterd.done WHERE id LIKE '@flaky.%%' AND error LIKE %s"
+    gone = database.sql(ended, "cancel: not tried again%")
+    assert int(str(gone[0][0])) >= 2, "the last runs have ended for them"
+    engine = database.engine()
+    engine.pause("flaky", paused=True)
+    engine.cancel([engine.schedules("flaky")[0].due.alive])
+    with nodes[0].client() as client:
+        run = client.schedules.run("flaky")
+        engine.pause("flaky", paused=False)
+        assert run.result(timeout=60) == 3  # the attempts at the next due times
+    assert engine.schedules("flaky")[0].skipped >= 2
+    engine.pause("flaky", paused=True)
 
 
 def test_musterctl_shows_and_steers_schedules_of_the_cluster(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from musterd.supervisor.core.tasks import bulk
+from musterd.supervisor.core.tasks import bulk, logins
 
 SEEDS_DEFAULT = 500  # a minute of processor time
 SEEDS_LONG = 5000  # with --long; `--seeds 30000` before a release
@@ -22,6 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def _core_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     """Undo what a simulated world sets: tests of other folders run in the same process."""
     monkeypatch.setattr(bulk, "RUN_MIN", bulk.RUN_MIN)
+    monkeypatch.setattr(logins, "ENDED_MAX", logins.ENDED_MAX)
 
 
 @pytest.fixture(scope="session")

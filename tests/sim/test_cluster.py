@@ -37,6 +37,12 @@ def test_every_task_of_the_cluster_ends_once(seeds: range, number: int) -> None:
     runs = sum(len(each) for table in timetables for each in table.instants.values())
     assert runs > 10 * len(timetables), "schedules hardly run"
     assert not many or sum(table.lost_races for table in timetables), "no node was too late"
+    if many and any(world.profile.fail for world in worlds):
+        assert sum(table.replaced for table in timetables), "no run ended for the next one"
+        assert sum(table.hastened for table in timetables), "no run was attempted in its place"
+    logins = [world.logins for world in worlds if world.logins.used]
+    for name in ("failed", "holds", "held", "told", "wanted", "again", "refused"):
+        assert not many or sum(getattr(each, name) for each in logins), f"logins: none {name}"
     changes = sum(len(table.told) for table in timetables)
     assert changes > len(timetables), "hardly anything changes"
     assert not (many and faults.node_deaths) or sum(table.retold for table in timetables)
@@ -49,5 +55,5 @@ def test_every_task_of_the_cluster_ends_once(seeds: range, number: int) -> None:
         assert total > len(asking) or len(asking) < 10, name
     for world in worlds:
         if not (faults.lost or world.profile.crash):
-            runs = world.ended.get("succeeded", 0) + world.ended.get("failed", 0)
+            runs = sum(world.ended.get(kind, 0) for kind in ("succeeded", "failed", "wanted"))
             assert sum(world.runs.values()) == runs, "a run is told of once"

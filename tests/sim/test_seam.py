@@ -20,6 +20,8 @@ from simulation.added_timetable import AddedTimetable
 from simulation.cluster import KINDS, ClusterWorld
 from simulation.outages import Outages
 from simulation.profile import (
+    DEBUG_PROFILES,
+    DEBUG_SEED,
     LATER_PROFILES,
     LATER_SEED,
     LOGIN_PROFILES,
@@ -38,7 +40,7 @@ from simulation.timetable import Timetable
 from simulation.world import World
 
 from musterd.supervisor.core.fleet import Fleet
-from musterd.supervisor.core.model import actions, events, schedule_events
+from musterd.supervisor.core.model import actions, debug_events, events, schedule_events
 from support.core import action_kinds
 
 ROOT = Path(__file__).parents[2]
@@ -63,7 +65,7 @@ def structs_of(*modules: ModuleType) -> set[str]:
     }
 
 
-EVENT_KINDS = (events, schedule_events)
+EVENT_KINDS = (events, schedule_events, debug_events)
 EVENTS = structs_of(*EVENT_KINDS) - PARTS
 ACTIONS = {each.__name__ for each in action_kinds()}
 
@@ -286,6 +288,7 @@ def test_a_few_seeds_tell_the_core_every_event_and_get_every_action(
         NESTED_SEED,
         *range(SESSION_SEED, SESSION_SEED + len(SESSION_PROFILES)),
         *range(LOGIN_SEED, LOGIN_SEED + len(LOGIN_PROFILES)),
+        *range(DEBUG_SEED, DEBUG_SEED + 4 * len(DEBUG_PROFILES)),
     ):
         run_seed(seed)
     assert told == EVENTS

@@ -9,6 +9,8 @@ import pytest
 from simulation.profile import (
     ALIKE_PROFILES,
     ALIKE_SEED,
+    DEBUG_PROFILES,
+    DEBUG_SEED,
     LATER_PROFILES,
     LATER_SEED,
     LOGIN_PROFILES,
@@ -195,6 +197,19 @@ def test_every_invariant_holds_where_the_store_cannot_be_read_and_people_command
     profile = UNREADABLE_PROFILES[number]
     assert not profile.unreadable or unknown >= count // 2, "the store is hardly ever unreadable"
     assert not profile.breaker_orders or commands >= count, "hardly any breaker is commanded"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "number", range(len(DEBUG_PROFILES)), ids=[each.name for each in DEBUG_PROFILES]
+)
+def test_every_invariant_holds_where_tasks_are_debugged(seeds: range, number: int) -> None:
+    debugged = 0
+    count = max(1, len(seeds) // len(PROFILES))
+    for seed in range(count):
+        watch = run_world(DEBUG_SEED + seed * len(DEBUG_PROFILES) + number).watch
+        debugged += watch.debugging.debugged
+    assert debugged >= count, "hardly anything is debugged"
 
 
 def test_a_seed_tells_the_same_story_in_every_process() -> None:

@@ -10,10 +10,12 @@ A put and what is remembered of the schedule are written in one transaction, and
 acknowledged put survives, and after an acknowledged delete no run is made.
 """
 
-from msgspec import Struct
+import msgspec
+from msgspec import Raw, Struct
 
 from musterd.ipc.wire.messages import (
     SHUTTING_DOWN,
+    Arguments,
     Rejection,
 )
 from musterd.ipc.wire.schedule_messages import (
@@ -37,6 +39,9 @@ from musterd.supervisor.core.tasks.schedules import Schedules
 ADDED = "added"  # Fact.kind
 # All sections together; each is in memory twice, as it was given and as a policy.
 SECTIONS_BYTES_MAX = 32 * 1024 * 1024
+
+
+_arguments = msgspec.msgpack.Decoder(dict[str, Raw]).decode
 
 
 class Unusable(Struct):
@@ -170,7 +175,7 @@ class AddedSchedules:
         if refusal is not None:
             return refusal
         if name in self.sections and not replace:
-            why = "is there already: replace it (--replace), or give another name"
+            why = "is there already: edit it, replace it (import --replace), or give another name"
             return Rejection(name, IN_USE, f"schedule '{name}': {why}")
         count = len(self._schedules.by_name) + len(self.unusable)  # the hidden ones twice
         if name not in self.sections and count >= SCHEDULES_MAX:
@@ -184,13 +189,20 @@ class AddedSchedules:
         return None
 
     def _unknown_task(self, each: AddedSchedule) -> Rejection | None:
-        """Refuse a task that its pool does not have, as far as its code is loaded."""
+        """Refuse a task that its pool does not have, or that does not take these arguments, as far
+        as its code is loaded."""
         pool_name, _, method = each.policy.task.partition(".") if each.policy else ("", "", "")
         pool = self._state.pools.get(pool_name)
-        if pool is None or pool.declarations is None or method in pool.declarations:
+        if each.policy is None or pool is None or pool.declarations is None:
             return None
-        known = ", ".join(sorted(pool.declarations)[:NAMES_SHOWN_MAX]) or "none"
-        why = f"key 'task': pool '{pool_name}' has no task '{method}': it has {known}"
+        declared = pool.declarations.get(method)
+        if declared is None:
+            known = ", ".join(sorted(pool.declarations)[:NAMES_SHOWN_MAX]) or "none"
+            why = f"key 'task': pool '{pool_name}' has no task '{method}': it has {known}"
+        elif problem := _misfit(declared.arguments, each.policy.args):
+            why = f"key 'args': {each.policy.task} {problem}"
+        else:
+            return None
         return Rejection(each.name, INVALID_SCHEDULE, f"schedule '{each.name}': {why}")
 
     def _not_now(self, name: str) -> Rejection | None:
@@ -254,6 +266,21 @@ class AddedSchedules:
             assert (name in names) == (unusable is None or unusable.hidden), name
         assert self.unusable.keys() <= self.sections.keys()
         self._schedules.validate()
+
+
+def _misfit(takes: Arguments | None, args: bytes) -> str:
+    """Return which argument a task does not take, or lacks; "" for none."""
+    if takes is None:
+        return ""
+    given = _arguments(args)
+    known = ", ".join(sorted(takes.names)[:NAMES_SHOWN_MAX]) or "none"
+    for name in given:
+        if name not in takes.names and not takes.open:
+            return f"takes no argument '{name}': it takes {known}"
+    for name in takes.required:
+        if name not in given:
+            return f"needs the argument '{name}': give it a value"
+    return ""
 
 
 def _read_only(name: str, file: str) -> Rejection:

@@ -467,6 +467,7 @@ class Claims:
             task=task,
             seconds=delay_ns / SECOND_NS,
             reason=f"{failure.type or failure.kind}: {failure.message}",
+            traceback=failure.traceback,
         )
         self._end(
             task,
@@ -484,7 +485,8 @@ class Claims:
             falls_back = task.claim.falls_back
             what = ("task.fallback", "warning") if falls_back else ("task.dead", "error")
             why = f"{failure.type or failure.kind}: {failure.message}"
-            self._state.report(*what, pool=task.route.pool, task=task, reason=why)
+            pool, trace = task.route.pool, failure.traceback
+            self._state.report(*what, pool=pool, task=task, reason=why, traceback=trace)
 
     def interrupted(self, task: Task, why: str) -> None:
         self._state.report("task.interrupted", pool=task.route.pool, task=task, reason=why)
@@ -547,6 +549,7 @@ class Claims:
                 clears=clears,
                 keeps=keeps,
                 view=view,
+                login=claim.login,
             )
             self._note(key, end)
 

@@ -1,6 +1,7 @@
 """Cluster watch: what this node knows about the cluster, and what people are told of it.
 
     membership   of this node: since when, until when, whether the database answers
+    logins       that fail, over all nodes: whose tasks fail, too, for a while
     figures      what the cluster sidecars of this daemon have done, all of them together
     seen         the whole cluster, as the engine told it last: nodes, queues, the database itself
 
@@ -8,6 +9,7 @@ From that follow one report when something begins and one when it is over, the a
 
     cluster.unreachable      the database has not answered for UNREACHABLE_NS
     cluster.node_lost        this node has given up another one: only the node that did so tells
+    session.held             logins of a session fail: the node where the last one failed tells
     cluster.vacuum_stalled   an old snapshot keeps the database from removing dead rows, of which
                              there are more and more: the node that joined first tells
 
@@ -17,8 +19,18 @@ and what a clustered pool has to do (`Pool.backlog`): its part of what is ready 
 from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.node_messages import NODES_MAX, Figures, NodeSeen, Notice, Seen
+from musterd.ipc.wire.node_messages import (
+    NODES_MAX,
+    Figures,
+    LoginsTold,
+    NodeSeen,
+    Notice,
+    Seen,
+    SessionLogins,
+)
 from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.actions import Report
+from musterd.supervisor.core.model.held import held_why
 from musterd.supervisor.core.model.scaler import Backlog
 from musterd.supervisor.core.model.state import State
 from musterd.supervisor.core.tasks.claims import Claims
@@ -47,6 +59,8 @@ class ClusterWatch:
         self._latest = Figures()
         self._lost: dict[str, None] = {}  # nodes that this one has given up
         self.stalled = False
+        self.logins: dict[str, SessionLogins] = {}  # of sessions whose logins have failed
+        self._held: dict[str, None] = {}  # those of which this node has told people
 
     @property
     def figures(self) -> Figures:
@@ -74,6 +88,8 @@ class ClusterWatch:
                 self._noticed(event.message)
             case Seen():
                 self._saw(event.message)
+            case LoginsTold():
+                self._hold(event.message.logins)
 
     def membership(self, event: events.MembershipTold) -> None:
         now_ns = self._state.now_ns
@@ -134,6 +150,33 @@ class ClusterWatch:
         elif self._mentioned:
             self._state.report("cluster.back")
         self.unreachable_since_ns, self._mentioned, self.reason = None, False, ""
+
+    # -- sessions -----------------------------------------------------------------------------
+
+    def holds(self, name: str) -> bool:
+        """Whether a session is held, and this node has told people of it."""
+        known = self.logins.get(name)
+        return name in self._held and known is not None and self._state.now_ns < known.until_ns
+
+    def _hold(self, logins: list[SessionLogins]) -> None:
+        before, self.logins = self.logins, {each.session: each for each in logins}
+        for name in list(self._held):
+            known = self.logins.get(name)
+            if known is None or known.failures < before[name].failures:
+                del self._held[name]
+                self._tell(name, "resumed", "info", "a login has worked, or somebody has reset it")
+        now_ns = self._state.now_ns
+        for each in logins:
+            former = before.get(each.session)
+            more = former is None or former.failures < each.failures
+            if each.mine and more and now_ns < each.until_ns:
+                self._held[each.session] = None
+                left_ns = each.until_ns - now_ns
+                told = (each.session, left_ns, each.failures, each.problem)
+                self._tell(each.session, "held", "error", held_why(*told, cluster=True))
+
+    def _tell(self, session: str, what: str, level: str, reason: str) -> None:
+        self._state.out.append(Report(f"session.{what}", level, session=session, reason=reason))
 
     # -- the whole cluster --------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ A result that began before its key was invalidated goes to the joined tasks and 
 from msgspec import Struct
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
+from musterd.ipc.wire.keys import derived_key
 from musterd.ipc.wire.messages import (
     AS_CONFIGURED,
     FAILED,
@@ -27,7 +28,6 @@ from musterd.ipc.wire.messages import (
     Outcome,
     Rejection,
     TaskSpec,
-    derived_key,
 )
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.ledger import Ledger

@@ -84,8 +84,6 @@ class Endings:
         if task.gate is not None:
             task.gate.leave(task, Verdict.NOTHING, self._state.now_ns, self._state.rng)
             self._keeper.touch(task.gate.site)
-        elif task.login_probe:
-            self._logins.let_go(task)
 
     # -- from the workers ---------------------------------------------------------------------
 
@@ -150,7 +148,11 @@ class Endings:
 
     def _failed(self, task: Task, failure: Failure, completion: Completion, slot: Slot) -> None:
         if completion.login and self._logins.sends_back(task, completion):
-            self._untouched(task)
+            if task.claim is None:
+                self._untouched(task)
+            else:
+                task.attempt -= 1
+                self._claims.ended(task, CANCELLED, None, completion.run_ns)
             return
         self._note_failure(task, failure, slot)
         if task.cancelled:
@@ -196,6 +198,7 @@ class Endings:
             task=task,
             seconds=delay_ns / SECOND_NS,
             reason=f"{failure.type or failure.kind}: {failure.message}{budget}",
+            traceback=failure.traceback,
         )
 
     def _interrupted(

@@ -39,6 +39,7 @@ WINDOW_MAX = 256  # leases a worker holds at most, however tiny
 STALL_NS = 20 * MILLISECOND_NS
 HARD_GRACE_NS = 5 * SECOND_NS  # from the soft timeout inside to the kill from outside
 CANCEL_GRACE_NS = 5 * SECOND_NS  # from the interruption of a cancelled task to the kill
+DEBUGGED_AGAIN_NS = 1 * SECOND_NS  # nobody knows how long a person debugs
 BOARD_AGAIN_NS = 1 * SECOND_NS  # read the board again when it shows nothing running
 IDLE_LOOKS_MAX = 5  # after this many reads a worker that has leases and runs none is stuck
 
@@ -137,6 +138,13 @@ class Leases:
         task.route.pool.waiting -= 1
         self.enqueue(task, task.queued_ns)
 
+    def hasten(self, task: Task) -> None:
+        """Queue a task that waits for its next attempt now; the attempt is not a retry to pay."""
+        self._ledger.settle_debt(task)
+        self._ledger.change(task)
+        task.queued_ns = self._state.now_ns
+        self.take_up(task)
+
     def _wake(self, task: Task, ready_ns: int) -> None:
         if task.state != TaskState.WAITING or task.queued_ns != ready_ns:
             return
@@ -191,6 +199,7 @@ class Leases:
             slot.state != SlotState.RUNNING
             or slot.recalling
             or slot.killed_for
+            or slot.debugged_ns
             or slot.halt
             or (slot.pool.policy.max_tasks and slot.spent)
         ):
@@ -358,7 +367,7 @@ class Leases:
         if slot.worker != worker or slot.deadline_ns != when_ns:
             return
         slot.deadline_ns = 0
-        if not slot.leases:
+        if not slot.leases or slot.debugged_ns:
             return
         due_ns = self._due_ns(slot)
         if due_ns > self._state.now_ns:
@@ -368,8 +377,24 @@ class Leases:
 
     def _due_ns(self, slot: Slot) -> int:
         """Return when the first of its leases could have passed its hard deadline."""
-        due_ns = min(task.leased_ns + task.timeout_ns for task in slot.leases.values())
-        return due_ns + HARD_GRACE_NS
+        return min(map(self._hard_deadline_ns, slot.leases.values()))
+
+    def _hard_deadline_ns(self, task: Task, since_ns: int = 0) -> int:
+        """Return when a task must have ended that began then; 0: when it was leased."""
+        stood_ns = self._state.suspended.get(task.lease, 0)
+        return (since_ns or task.leased_ns) + task.timeout_ns + stood_ns + HARD_GRACE_NS
+
+    def resume(self, slot: Slot) -> None:
+        """Look at the deadlines of a slot again, whose time stood still."""
+        if slot.leases:
+            self._look_at(slot, self._due_ns(slot))
+        self.feed(slot)
+
+    def last_due_ns(self, slot: Slot) -> int:
+        """Return when all tasks of a slot must have ended, as far as that can be said by now."""
+        if slot.debugged_ns:
+            return self._state.now_ns + DEBUGGED_AGAIN_NS
+        return max(map(self._hard_deadline_ns, slot.leases.values()), default=0)
 
     def board_read(self, event: events.BoardRead) -> None:
         slot = self._state.workers.get(event.worker)
@@ -380,7 +405,7 @@ class Leases:
             self._state.report("worker.hung", "error", slot=slot, reason=RETURNED_AND_RUN)
             self.kill(slot, RETURNED_AND_RUN, 0)
             return
-        if not slot.leases:
+        if not slot.leases or slot.debugged_ns:
             return
         now_ns = self._state.now_ns
         running = [task for lease, task in slot.leases.items() if lease in began]
@@ -390,8 +415,7 @@ class Leases:
             return
         slot.idle_looks = 0
         due_ns, _, task = min(
-            (began[task.lease] + task.timeout_ns + HARD_GRACE_NS, task.lease, task)
-            for task in running
+            (self._hard_deadline_ns(task, began[task.lease]), task.lease, task) for task in running
         )
         if due_ns > now_ns:
             if slot.width > 1 and len(running) < len(slot.leases):  # results are on their way

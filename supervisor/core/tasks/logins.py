@@ -18,32 +18,40 @@ in a row: a login that raises, or after which the site still asks for one. While
 of the session fail at once with SessionHeld. Then one task may try; each further failure makes the
 pause longer. The count is a fact of the store: a restart is no new beginning.
 
-An attempt of the cluster has no gate here, and no login task. Each node counts the failed logins of
-such attempts, and ends those that it is granted while it holds their session.
+An attempt of the cluster has no gate here. What it says about a login goes with its end to the
+engine, which counts over all nodes, and has login tasks run (cluster/logging_in.py).
 """
 
-from msgspec import msgpack
+from itertools import islice
+from typing import Literal
+
+from msgspec import msgpack, structs
 
 from musterd.ipc.resilience.breaker import BreakerState
-from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import (
     CANCEL,
-    ERROR,
     FAILED,
     HIGH,
     LOGGED_IN,
     LOGIN_FAILED,
     LOGIN_WANTED,
-    SHUT,
     SUCCEEDED,
     Completion,
-    Failure,
     Outcome,
     TaskSpec,
 )
+from musterd.ipc.wire.node_messages import LoginVerdict
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import Report
 from musterd.supervisor.core.model.gates import SessionPlaces
+from musterd.supervisor.core.model.held import (
+    LOGIN_WAIT_NS,
+    PROBLEM_CHARS,
+    held_failure,
+    held_why,
+    login_failed_why,
+    login_failure,
+)
 from musterd.supervisor.core.model.hooks import Hooks
 from musterd.supervisor.core.model.ledger import Ledger
 from musterd.supervisor.core.model.state import State
@@ -52,11 +60,8 @@ from musterd.supervisor.core.tasks.gatekeeper import Gatekeeper, SavedBreaker, r
 from musterd.supervisor.core.tasks.intake import Intake
 from musterd.supervisor.core.tasks.leases import Leases
 
-HELD_TYPE = "SessionHeld"  # Failure.type of a task whose session is held
-LOGIN_FAILED_TYPE = "LoginFailed"  # Failure.type of an attempt whose login task failed
 FACT = "logins"  # Fact.kind of failed logins
-LOGIN_WAIT_NS = 300 * SECOND_NS  # for a worker that runs the login task
-PROBLEM_CHARS = 500  # of the error of a login, as people are told
+ENDED_MAX = 2000  # tasks of a held session that end in one turn: some 10 ms
 
 
 class Logins:
@@ -77,24 +82,66 @@ class Logins:
         self._leases = leases
         self._intake = intake
         self._over: list[tuple[SessionPlaces, Outcome | None]] = []  # logins that have ended
+        self._ending: dict[SessionPlaces, None] = {}  # held, with more tasks to end in later turns
 
     # -- attempts -----------------------------------------------------------------------------
 
     def attempt_over(self, task: Task, completion: Completion) -> None:
         """Count what an attempt says about the login of its session."""
-        places = self._places(task)
-        if places is None or (completion.failure and completion.failure.kind == CANCEL):
+        if completion.failure is not None and completion.failure.kind == CANCEL:
             return
-        self._count(places, task, completion)
         if task.claim is not None:
-            places.forget_probe(task)
+            task.claim.login = self._verdict(task, completion)
+        elif task.gate is not None and task.gate.session is not None:
+            self._count(task.gate.session, task, completion)
+
+    def _verdict(self, task: Task, completion: Completion) -> LoginVerdict | None:
+        """Return what an attempt of the cluster says about a login."""
+        policy, login = self._keeper.session_policy(task.spec.session), completion.login
+        rules, failure, again = policy.logins, completion.failure, task.sent_back
+        said: Literal["worked", "failed", "wanted"]
+        if login == LOGIN_FAILED or (login == LOGIN_WANTED and again):
+            said = "failed"
+        elif login == LOGIN_WANTED and policy.login_task and not task.cancelled:
+            said = "wanted"
+        elif failure is None and (login == LOGGED_IN or again):
+            said = "worked"
+        else:
+            return None
+        if said != "wanted" and not rules.enabled:
+            return None
+        verdict = LoginVerdict(
+            task.spec.session, said, rules.failures, rules.open_ns, rules.open_max_ns
+        )
+        if said == "failed":
+            return structs.replace(verdict, problem=_problem(completion))
+        if said == "wanted":
+            return structs.replace(verdict, task=policy.login_task, args=policy.login_args)
+        return verdict
+
+    def granted(self, event: events.AttemptsGranted) -> None:
+        """Note which attempts of the cluster have waited for a login, and what became of that."""
+        waited = {
+            (each.spec.id, each.claim): each.login_error
+            for each in event.attempts
+            if each.again or each.login_error
+        }
+        for task in list(self._state.claimed.values()) if waited else ():
+            assert task.claim is not None
+            error = waited.get((task.spec.id, task.claim.number))
+            if error is None or task.state != TaskState.QUEUED or task.sent_back:
+                continue
+            if error:
+                self._hooks.login_failed(task, login_failure(error))
+            else:
+                task.sent_back = True
 
     def _count(self, places: SessionPlaces, task: Task, completion: Completion) -> None:
         failure, login, again = completion.failure, completion.login, task.sent_back
         if login == LOGIN_FAILED or (
             login == LOGIN_WANTED and again and self._is_new(task, places)
         ):
-            places.problem = Outcome("", FAILED, failure=failure).error[:PROBLEM_CHARS]
+            places.problem = _problem(completion)
             self._tell(places, task, ok=False)
         elif failure is None and (login == LOGGED_IN or again):
             self._tell(places, task, ok=True)
@@ -121,8 +168,10 @@ class Logins:
 
     def sends_back(self, task: Task, completion: Completion) -> bool:
         """Whether the attempt begins anew after a login; then the login is under way."""
-        places = self._places(task)
-        if completion.login != LOGIN_WANTED or places is None or task.cancelled or task.claim:
+        if task.claim is not None:
+            return task.claim.login is not None and task.claim.login.said == "wanted"
+        places = task.gate.session if task.gate is not None else None
+        if completion.login != LOGIN_WANTED or places is None or task.cancelled:
             return False
         fresh = not self._is_new(task, places)  # somebody has logged in meanwhile
         if task.sent_back and not fresh:
@@ -159,31 +208,6 @@ class Logins:
         places.login = spec.id
         return True
 
-    def _places(self, task: Task) -> SessionPlaces | None:
-        if task.claim is not None:
-            return self._keeper.session(task.spec.session) if task.spec.session else None
-        return task.gate.session if task.gate is not None else None
-
-    def granted(self, event: events.AttemptsGranted) -> None:
-        """End attempts of the cluster whose session is held on this node."""
-        if not any(attempt.spec.session for attempt in event.attempts):
-            return
-        for task in list(self._state.claimed.values()):
-            places = self._places(task)
-            if places is None or task.state != TaskState.QUEUED or task.login_probe:
-                continue
-            if places.is_held(self._state.now_ns):
-                failure = Failure(SHUT, HELD_TYPE, self._why(places))
-                self._leases.withdraw(task, FAILED, failure)
-            else:
-                places.probe(task, self._state.now_ns)
-
-    def let_go(self, task: Task) -> None:
-        """Note that an attempt of the cluster has ended, and says nothing about its session."""
-        places = self._places(task)
-        if places is not None:
-            places.forget_probe(task)
-
     # -- login tasks --------------------------------------------------------------------------
 
     def ended(self, task: Task, outcome: Outcome | None) -> None:
@@ -204,7 +228,7 @@ class Logins:
         for places, outcome in over:
             self._login_over(places, outcome)
         for places in held:
-            if places.is_held(self._state.now_ns):
+            if places.is_held(self._state.now_ns) and places not in self._ending:
                 self._end_tasks(places)
         return True
 
@@ -215,8 +239,7 @@ class Logins:
             places.logins += 1
             return
         error = outcome.error or outcome.state if outcome is not None else "its pool was removed"
-        why = f"nobody is logged in: login task {login} of session '{places.name}' did not work"
-        failure = Failure(ERROR, LOGIN_FAILED_TYPE, f"{why}: {error}"[:PROBLEM_CHARS])
+        failure = login_failure(login_failed_why(places.name, login, error))
         for id_ in wanting:
             task = self._state.tasks.get(id_)
             if task is None or not task.sent_back or task.state != TaskState.QUEUED:
@@ -226,25 +249,34 @@ class Logins:
                 self._hooks.login_failed(task, failure)
 
     def _end_tasks(self, places: SessionPlaces) -> None:
-        failure = Failure(SHUT, HELD_TYPE, self._why(places))
+        """End the tasks of a session that is held, some in each turn of the loop."""
+        failure = held_failure(self._why(places))
+        left = ENDED_MAX
         for lane in list(places.lanes):
-            for task in [each for each in lane.tasks if each.lane is lane]:
+            alive = (each for each in lane.tasks if each.lane is lane)
+            for task in list(islice(alive, left)):
                 if task.route.pool.arriving:
                     break  # others of its key may still be in the store; it is looked at again
                 task.route.pool.queue.discard(task)
                 self._ledger.finish(task, FAILED, failure=failure)
+                left -= 1
+            if not left:
+                self._ending[places] = None
+                self._state.timers.at(self._state.now_ns + 1, self._end_more, places)
+                return
         places.waiting.wake_all()  # lanes with more tasks on disk
+
+    def _end_more(self, places: SessionPlaces) -> None:
+        del self._ending[places]
+        self._keeper.held[places] = None
 
     # -- people, and a restart ----------------------------------------------------------------
 
     def _why(self, places: SessionPlaces) -> str:
         breaker = places.breaker
-        left = max(0, breaker.open_until_ns - self._state.now_ns) / SECOND_NS
-        return (
-            f"session '{places.name}' is held for {left:.0f} s more: {breaker.failures} logins in "
-            f"a row failed ({places.problem}); mend the login, then: musterctl sessions reset "
-            f"{places.name}"
-        )
+        left_ns = breaker.open_until_ns - self._state.now_ns
+        known = (places.name, left_ns, breaker.failures, places.problem)
+        return held_why(*known, cluster=False)
 
     def _report(
         self, places: SessionPlaces, event: str, level: str = "info", *, reason: str
@@ -286,3 +318,8 @@ class Logins:
             assert alive or not places.login, (places.name, places.login)
             assert places.login or not places.wanting, places.name
             assert places.breaker.probes >= 0, places.name
+
+
+def _problem(completion: Completion) -> str:
+    """Return why a login failed, for people."""
+    return Outcome("", FAILED, failure=completion.failure).error[:PROBLEM_CHARS]

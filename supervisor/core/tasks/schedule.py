@@ -58,12 +58,16 @@ class Schedule:
         return self.policy.enabled and not self.record.paused
 
     @property
-    def alive(self) -> str:
-        """Return the id of a live run: the newest, or one that was retried by hand."""
+    def all_alive(self) -> list[str]:
+        """Return the ids of live runs: the newest, and those that were retried by hand."""
         record = self.record
-        if record.task and not record.state:
-            return record.task
-        return record.retried[0] if record.retried else ""
+        newest = [record.task] if record.task and not record.state else []
+        return newest + record.retried
+
+    @property
+    def alive(self) -> str:
+        """Return the id of a live run; "" if there is none."""
+        return next(iter(self.all_alive), "")
 
     def settle(self, instant_ns: int) -> None:
         """Settle all instants up to this one."""

@@ -16,7 +16,8 @@ once, one event deals with a bounded number of them; the others follow in the ne
 Counted and reported instead of run: instants that `catch_up` leaves out, instants during the last
 run (`overlap = false`; with `catch_up = "all"` they wait for their turn), instants at which
 the queue is full. A last run that was attempted and waits for a retry gives way to the next one, so
-that the pauses of a failing site never silence its schedule. No task is created during a shutdown,
+that the pauses of a failing site never silence its schedule. One that a person waits for stays, and
+is attempted at once instead of the next one. No task is created during a shutdown,
 while the store cannot write and while the pool is drained: that is downtime.
 
 Schedules of pools whose tasks come from a cluster are none of these: see cluster/scheduler.py.
@@ -45,14 +46,19 @@ from musterd.supervisor.core.model.policy import FleetPolicy, SchedulePolicy
 from musterd.supervisor.core.model.pool import ForkServerState
 from musterd.supervisor.core.model.runs import (
     RUN_PREFIX,
+    Way,
     asked_ns,
     due_runs,
+    hastened_why,
+    is_by_hand,
     is_set_back,
     perhaps_made,
     plan_name,
+    replaced_why,
     run_spec,
     set_back_why,
     still_running,
+    way_of,
 )
 from musterd.supervisor.core.model.shared import is_shared
 from musterd.supervisor.core.model.state import State
@@ -400,30 +406,45 @@ class Schedules:
         if due.left_out:
             self._skip(schedule, due.left_out, due.why)
         for instant_ns in due.instants:
-            if schedule.alive and not policy.overlap:
-                if policy.catch_up == "all":
-                    return  # the next run follows when this one has ended
-                if not self._gave_way(schedule):
-                    self._skip(schedule, 1, self._why_alive(schedule))
-                    schedule.settle(instant_ns)
-                    continue
+            way = self._way(schedule)
+            if way == "waits":
+                return  # the next run follows when this one has ended
             schedule.settle(instant_ns)
-            rejection = self._run(schedule, instant_ns)
-            if rejection is not None:
-                self._skip(schedule, 1, f"{rejection.code}: {rejection.message}")
+            if way == "left out":
+                self._skip(schedule, 1, self._why_alive(schedule))
+            elif way == "hastens":
+                self._hasten(schedule)
+            else:
+                if way == "replaces":
+                    self._end_last(schedule)
+                rejection = self._run(schedule, instant_ns)
+                if rejection is not None:
+                    self._skip(schedule, 1, f"{rejection.code}: {rejection.message}")
         if not due.instants:
             schedule.settle(due.newest_ns)
 
-    def _gave_way(self, schedule: Schedule) -> bool:
-        """End the last run if it only waits for another attempt: the run that is due is one."""
-        task = self._state.tasks.get(schedule.alive)
-        if task is None or task.state != TaskState.WAITING or not task.attempt:
-            return False
-        if schedule.record.retried:  # a person wants to know what becomes of it
-            return False
-        why = f"not tried again: the next run of schedule '{schedule.policy.name}' is due"
-        self._leases.withdraw(task, CANCELLED, Failure(CANCEL, message=why))
-        return True
+    def _way(self, schedule: Schedule) -> Way:
+        alive = schedule.all_alive
+        return way_of(
+            schedule.policy,
+            alive=bool(alive),
+            retrying=all(_is_retrying(self._state.tasks.get(id_)) for id_ in alive),
+            asked=any(self._is_asked(schedule, id_) for id_ in alive),
+        )
+
+    def _is_asked(self, schedule: Schedule, id_: str) -> bool:
+        return is_by_hand(id_) or id_ in schedule.record.retried
+
+    def _end_last(self, schedule: Schedule) -> None:
+        """End the last run, which only waits for another attempt: the run that is due is one."""
+        failure = Failure(CANCEL, message=replaced_why(schedule.policy.name))
+        self._leases.withdraw(self._state.tasks[schedule.alive], CANCELLED, failure)
+
+    def _hasten(self, schedule: Schedule) -> None:
+        """Attempt the run that somebody waits for now, in place of the one that is due."""
+        id_ = next(each for each in schedule.all_alive if self._is_asked(schedule, each))
+        self._leases.hasten(self._state.tasks[id_])
+        self._skip(schedule, 1, hastened_why(id_))
 
     def _why_alive(self, schedule: Schedule) -> str:
         """Say why the last run is in the way of the next."""
@@ -535,6 +556,11 @@ class Schedules:
                 assert schedule.look_ns is not None and schedule.look_ns <= schedule.next_ns, name
             if schedule.told or schedule.unreported:
                 assert self._restless.get(name) is schedule, name
+
+
+def _is_retrying(task: Task | None) -> bool:
+    """Whether a task was attempted, and waits for another attempt."""
+    return task is not None and task.state == TaskState.WAITING and task.attempt > 0
 
 
 def _own(policy: FleetPolicy) -> list[SchedulePolicy]:

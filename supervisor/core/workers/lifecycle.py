@@ -272,8 +272,15 @@ class WorkerLifecycle:
         slot.restart_after_stop = False
 
     def _drain_over(self, slot: Slot, worker: int) -> None:
-        if slot.worker == worker and slot.state == SlotState.DRAINING:
-            self.terminate(slot)
+        if slot.worker != worker or slot.state != SlotState.DRAINING:
+            return
+        # A task of a worker that is only replaced has its time, which stands while it is debugged.
+        if slot in (slot.pool.leaving, slot.pool.recycled) and self._state.intake_open:
+            due_ns = self._leases.last_due_ns(slot)
+            if due_ns > self._state.now_ns:
+                self._state.timers.at(due_ns, self._drain_over, slot, worker)
+                return
+        self.terminate(slot)
 
     def terminate(self, slot: Slot) -> None:
         """Send SIGTERM, which interrupts the running task; SIGKILL if the worker lives on."""

@@ -356,4 +356,6 @@ for (const [id, event] of [["worker-words", "input"], ["worker-state", "change"]
 rove($("grid"), openWorker);
 $("more").addEventListener("click", reasons);
 $("unlock").addEventListener("click", actions.toggle);
+window.addEventListener("hashchange", actions.unlockByLink);
+actions.unlockByLink();
 live.connect();

@@ -13,9 +13,9 @@ from msgspec import msgpack
 from musterd.ipc.wire.messages import SHUT
 from musterd.supervisor.core.model.actions import AssignLeases, Persist, Report
 from musterd.supervisor.core.model.events import BreakerCommanded, FactsRecovered, TasksRecovered
+from musterd.supervisor.core.model.held import HELD_TYPE
 from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.tasks.gatekeeper import KIND, WAIT, SavedBreaker
-from musterd.supervisor.core.tasks.logins import HELD_TYPE
 
 if TYPE_CHECKING:
     from simulation.world import World

@@ -8,11 +8,13 @@ hold:
 - every accepted task has one final state, which never changes;
 - no attempt counts twice, and none that its node had lost;
 - a site never has more attempts than places when one is granted;
+- failed logins of a session are counted once, and hold it everywhere (cluster_logins.py);
 - no attempt is given to a worker after it has expired, or after the lease of its node;
 - a node is granted no more than it wants, and keeps no end that was confirmed;
 - a task that must not run never begins, and does not succeed;
 - each node gets to know the policy that is applied last;
-- each due time of a schedule is run once, and no run begins beside its last (cluster_timetable.py);
+- each due time of a schedule is run once, no run begins beside its last, and none is left out for
+  one that rests between attempts (cluster_timetable.py);
 - what handlers share is as shared_watch.py says;
 - a node that shuts down leaves nothing behind.
 """
@@ -30,12 +32,21 @@ from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import BackoffPolicy, RetryPolicy
 from musterd.ipc.wire.messages import FINAL_STATES, SUCCEEDED, TaskSpec
-from musterd.supervisor.cluster.engine import ClusterPolicy, End, StateAsk, StateView, Told
+from musterd.supervisor.cluster.engine import (
+    ClusterPolicy,
+    End,
+    Told,
+)
+from musterd.supervisor.cluster.handling import (
+    StateAsk,
+    StateView,
+)
 from musterd.supervisor.cluster.model_engine import ModelEngine
 from musterd.supervisor.cluster.sidecar_events import NodeNotified, PoolsNotified
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
+from musterd.supervisor.core.model.held import HELD_TYPE, LOGIN_FAILED_TYPE
 from musterd.supervisor.core.model.policy import (
     FleetPolicy,
     PoolPolicy,
@@ -47,9 +58,9 @@ from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks.claims import HOLD_NS
 from musterd.supervisor.core.tasks.reception import TAKE_OVER_NS
+from simulation.cluster_logins import Logins
 from simulation.cluster_sidecar import FORBIDDEN, LEASE_NS, WIRE_NS, Sidecar
 from simulation.cluster_timetable import Timetable
-from simulation.logins import Logins
 from simulation.profile import METHODS, MS, SEC, US, Profile
 from simulation.runner import SeedFailed
 from simulation.shared_watch import NodeWatch, SharedWatch
@@ -124,6 +135,7 @@ class Seen:
 
     def began(self, worker: Worker, lease: Any) -> None:
         assert lease.id not in self._node.world.forbidden, f"{lease.id} must not run"
+        self._node.world.logins.began(lease)
         self._node.world.runs[lease.id] = self._node.world.runs.get(lease.id, 0) + 1
 
     def nothing(self, *_: Any) -> None: ...
@@ -140,7 +152,7 @@ class Node:
         self.name = f"node{number}"
         self.rng = world.rng
         self.profile = world.profile
-        self.logins = Logins(self)
+        self.logins = world.logins
         self.poison = world.poison
         self.offset_ns = self.rng.randrange(10**15)
         self.policy = self._policy()
@@ -186,6 +198,7 @@ class Node:
             drain_timeout_ns=2 * SEC,
             stop_timeout_ns=1 * SEC,
             fence_stops=self.rng.random() < 0.5,
+            sessions=self.logins.policies,
         )
 
     @property
@@ -345,6 +358,7 @@ class Node:
         for action in actions:
             if isinstance(action, act.Report):
                 self._follow(action)
+                self.world.logins.told += action.event == "session.held"
             for end in action.ends if isinstance(action, act.TellCluster) else ():
                 key = (end.id, end.claim)
                 assert key in self.granted, f"{key} ends and was never granted"
@@ -472,6 +486,9 @@ class ClusterWorld:
         self.seed = seed
         self.rng = Random(seed)
         self.profile, self.faults = KINDS[seed % len(KINDS)]
+        self.slow = seed // len(KINDS) % 3 == 1  # retries come later than the next due time
+        if self.slow and self.profile.fail:
+            self.profile = replace(self.profile, fail=0.4)
         if seed >= ASKING_SEED:
             self.profile = replace(self.profile, asks=1.0, locks=("a",), weights=(1, 3, 3))
             faults = self.faults
@@ -502,9 +519,11 @@ class ClusterWorld:
         self.shared = SharedWatch(self)
         self.engine = WatchedEngine(lambda: self.now_ns + skew_ns, Random(seed + 1))
         self.engine.watch = self.shared
+        self.pool = POOL
+        kind = seed // len(KINDS) % 10
+        self.logins = Logins(self, used=kind in (1, 6), by_task=kind == 6)
         self.nodes = [Node(self, number) for number in range(self.rng.randint(1, 3))]
         self._tasks = 0
-        self.pool = POOL
         self.puts = seed // len(KINDS) % 4 == 2
         self.timetable = Timetable(self, used=seed // len(KINDS) % 2 == 0)
         self.engine.timetable = self.timetable
@@ -555,8 +574,12 @@ class ClusterWorld:
     def _plan(self) -> None:
         rng, faults = self.rng, self.faults
         self.timetable.plan()
+        self.logins.plan()
         narrow = TargetPolicy(max_concurrent=PLACES)
-        retry = RetryPolicy(2, BackoffPolicy(base_ns=20 * MS, max_ns=200 * MS))
+        backoff = BackoffPolicy(
+            base_ns=(400 if self.slow else 20) * MS, max_ns=(900 if self.slow else 200) * MS
+        )
+        retry = RetryPolicy(2, backoff)
         policy = ClusterPolicy(
             retry=retry, targets={"narrow": narrow}, schedules=self.timetable.cards
         )
@@ -617,6 +640,7 @@ class ClusterWorld:
                     self.rng.randrange(4),
                     self.rng.choice(("", "", "wide", "narrow")),
                     expires_ns=expires_ns,
+                    session=self.logins.session(),
                 )
             )
         for verdict in self.engine.submit(specs):
@@ -655,11 +679,11 @@ class ClusterWorld:
         recent = [
             task.spec.id
             for task in self.engine.board.claimed()
-            if task.spec.target != "narrow" and self.rng.random() < 0.3
+            if task.spec.target != "narrow" and not task.spec.session and self.rng.random() < 0.3
         ]
         self.engine.restart(lost=recent)
         if self.rng.random() < 0.5:
-            self.engine.cancel(recent[:1])
+            self.engine.cancel([id_ for id_ in recent if id_ not in self.timetable.asked][:1])
 
     def _shut_down(self) -> None:
         node = self.some_node()
@@ -691,7 +715,8 @@ class ClusterWorld:
         node.tell(kind(((POOL, -1),)))
 
     def _cancel(self) -> None:
-        alive = [id_ for id_ in self.accepted if id_ not in self.finals]
+        accepted = self.accepted.keys() - self.timetable.asked.keys() - self.finals.keys()
+        alive = [id_ for id_ in self.accepted if id_ in accepted]
         self.engine.cancel(self.rng.sample(alive, min(len(alive), 3)))
         self._notify(NodeNotified())
 
@@ -777,11 +802,16 @@ class ClusterWorld:
         """Check that no end counts twice. `counted`: claims that were held, and are ended."""
         for end in ends:
             kind = "refused" if end.id in self.forbidden else end.kind
+            if end.failure is not None and end.failure.type in (HELD_TYPE, LOGIN_FAILED_TYPE):
+                kind = "held"
+            elif end.login is not None and end.login.said == "wanted":
+                kind = "wanted"
             self.ended[kind] = self.ended.get(kind, 0) + 1
             key = (end.id, end.claim)
             if key in counted:
                 assert key not in self.counted, f"{key} counts twice"
                 self.counted[key] = None
+                self.logins.said(end)
 
     def check_places(self) -> None:
         inside = self.engine.inside("narrow")

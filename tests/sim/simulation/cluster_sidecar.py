@@ -219,6 +219,7 @@ class Sidecar:
             case "claim", (_, wants), list(grants):
                 world.check_places()
                 _check_grants(wants, grants)  # type: ignore[arg-type]
+                world.logins.granted(grants)
             case "finish", (_, list(ends)), list(told):
                 world.finished(
                     ends, {pair for pair in held if pair[0] in {each.id for each in told}}

@@ -2,7 +2,9 @@
 
 `steady` runs at each instant, also late ones and beside each other; in some worlds it is put at run
 time. `single` waits for its last run, and leaves out what it missed. Each of its results is another
-one, so each is a change: none is lost, and none is told twice as new.
+one, so each is a change: none is lost, and none is told twice as new. A run of it that waits for a
+retry ends for the next one, or is attempted in its place if a person asked for it: such a run never
+ends for another one. At each instant an attempt begins, or was under way when it was looked at.
 """
 
 from __future__ import annotations
@@ -10,9 +12,10 @@ from __future__ import annotations
 from random import Random
 from typing import TYPE_CHECKING
 
-from musterd.ipc.wire.messages import UNKNOWN_TASK
+from musterd.ipc.wire.messages import CANCELLED, UNKNOWN_TASK
 from musterd.supervisor.cluster.added import added
 from musterd.supervisor.cluster.engine import DueSchedule, Run, ScheduleCard, Settled
+from musterd.supervisor.cluster.scheduler import run_by_hand
 from musterd.supervisor.cluster.watching import CHANGED, RECOVERED, STALE, SeenRun
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.policy import SchedulePolicy, WatchPolicy
@@ -38,6 +41,9 @@ class Timetable:
         self.puts = used and world.puts
         self.deleted: dict[str, None] = {}
         self.lost_races = 0
+        self.asked: dict[str, None] = {}  # runs of `single` that a person asked for
+        self.asked_in_vain = 0  # refused
+        self.hastened = self.replaced = 0
         self.is_paused = False
         self.ended: list[SeenRun] = []  # of `single`, in the order of their ends
         # Changes and other news by their numbers in the cluster: how often they were told as new,
@@ -49,8 +55,7 @@ class Timetable:
     def cards(self) -> tuple[ScheduleCard, ...]:
         if not self.used:
             return ()
-        single = SchedulePolicy("single", self._task, Every(SINGLE_NS), notify=True)
-        cards = (card_of(self._steady), card_of(single))
+        cards = (card_of(self._steady), card_of(self._single))
         return cards[1:] if self.puts else cards
 
     @property
@@ -62,11 +67,17 @@ class Timetable:
         every = Every(STEADY_NS)
         return SchedulePolicy("steady", self._task, every, overlap=True, catch_up="all")
 
+    @property
+    def _single(self) -> SchedulePolicy:
+        return SchedulePolicy("single", self._task, Every(SINGLE_NS), notify=True)
+
     def plan(self) -> None:
         """Put a schedule at run time, in some worlds; and another one that is deleted soon."""
+        how = Random(self._world.seed)
+        for _ in range(how.randrange(60) if self.used else 0):
+            self._world.after(how.randrange(8 * SEC), self._ask)
         if not self.puts:
             return
-        how = Random(self._world.seed)
         self._world.after(how.randrange(3 * SEC), self._put, [self._steady], how)
         brief = SchedulePolicy("brief", self._task, Every(SINGLE_NS))
         at_ns = how.randrange(3 * SEC)
@@ -76,6 +87,20 @@ class Timetable:
     def _put(self, policies: list[SchedulePolicy], how: Random) -> None:
         schedules = added([(policy, b"") for policy in policies], how)
         assert self._world.engine.put(schedules) == []
+
+    def _ask(self) -> None:
+        """Ask for a run of `single`, unless one is alive."""
+        [view] = self._world.engine.schedules("single")
+        if view.due.alive or self.is_paused:
+            return
+        run = run_by_hand(view.due, self._single, "")
+        moved = {"last_ns": view.due.last_ns, "next_ns": view.next_ns, "memory": view.due.memory}
+        result = self._world.engine.settle(view.due, [run], **moved)
+        assert result is not None
+        if result.verdicts[0].state == "accepted":
+            self.asked[run.spec.id] = self._world.accepted[run.spec.id] = None
+        else:
+            self.asked_in_vain += 1
 
     def _delete(self, name: str) -> None:
         assert self._world.engine.delete([name]) == []
@@ -90,9 +115,8 @@ class Timetable:
         known = self.instants.setdefault(due.name, {})
         self.begun_ns.setdefault(due.name, due.last_ns or due.now_ns)
         assert due.name not in self.deleted, f"{due.name} is settled after it was deleted"
-        if due.name == "single" and runs:
-            before = [id_ for id_ in known.values() if id_ in world.engine.board.live]
-            assert not before, f"{runs[0].spec.id} is submitted beside {before}"
+        if due.name == "single":
+            self._check_last(due, runs)
         for run, verdict in zip(runs, result.verdicts, strict=True):
             assert run.instant_ns not in known, f"{due.name} runs twice for {run.instant_ns}"
             if verdict.rejection is not None:  # the last pool with this task is just leaving
@@ -102,6 +126,19 @@ class Timetable:
             assert verdict.state == "accepted", verdict
             known[run.instant_ns] = run.spec.id
             world.accepted[run.spec.id] = None
+
+    def _check_last(self, due: DueSchedule, runs: list[Run]) -> None:
+        """Check that no run is made beside another one, and that none rests at a due time."""
+        board = self._world.engine.board
+        alive = [each for id_, each in board.live.items() if id_.startswith("@single.")]
+        made = [run.spec.id for run in runs if run.spec.id in board.live]
+        before = [each.spec.id for each in alive if each.spec.id not in made]
+        assert not (made and before), f"{made} are submitted beside {before}"
+        if board.schedules["single"].last_ns > due.last_ns > 0 and due.retrying and alive:
+            resting = [each.spec.id for each in alive if each.retrying]
+            assert len(resting) < len(alive), f"{resting} rest, and a run was due"
+        self.replaced += due.retrying and not due.asked and bool(made)
+        self.hastened += due.retrying and bool(due.asked)
 
     # -- results ------------------------------------------------------------------------------
 
@@ -156,6 +193,8 @@ class Timetable:
 
     def check(self) -> None:
         """Check that no instant of `steady` is missing, and that all others are counted."""
+        for id_ in self.asked:
+            assert self._world.finals[id_] != CANCELLED, f"{id_} ended for another run"
         for view in self._world.engine.schedules():
             name, runs = view.due.name, self.instants.get(view.due.name, {})
             if name not in self.begun_ns:
@@ -163,8 +202,10 @@ class Timetable:
             every_ns = STEADY_NS if name == "steady" else SINGLE_NS
             due = range(self.begun_ns[name] + every_ns, view.due.last_ns + 1, every_ns)
             missing = [instant_ns for instant_ns in due if instant_ns not in runs]
-            assert view.runs == len(runs), (name, view)
+            single = name == "single"
+            assert view.runs == len(runs) + len(self.asked) * single, (name, view)
             assert runs.keys() <= {*due}, f"{name} runs at other times"
-            assert len(missing) == view.skipped, f"{name} did not run for {missing}: {view}"
+            skipped = view.skipped - self.asked_in_vain * single
+            assert len(missing) == skipped, f"{name} did not run for {missing}: {view}"
             unsaid = [each for each in missing if each not in self.refused]
             assert name != "steady" or not unsaid, f"{name} did not run for {unsaid}"

@@ -26,8 +26,17 @@ from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import messages as wire
 from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import Outcome, ProgressNote, TaskDeclaration, TaskSpec
-from musterd.supervisor.cluster.engine import End, Grant, NodeCard, PoolCard, ProgressMark, Want
+from musterd.supervisor.cluster.engine import (
+    End,
+    Grant,
+    NodeCard,
+    PoolCard,
+    Want,
+)
 from musterd.supervisor.cluster.gateway import Gateway
+from musterd.supervisor.cluster.handling import (
+    ProgressMark,
+)
 from musterd.supervisor.cluster.model_engine import ModelEngine
 from musterd.supervisor.cluster.sidecar_events import (
     AskLocal,

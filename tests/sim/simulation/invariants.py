@@ -53,15 +53,16 @@ from musterd.supervisor.core.model.events import (
     TasksRecovered,
     TasksSubmitted,
 )
+from musterd.supervisor.core.model.held import HELD_TYPE
 from musterd.supervisor.core.model.queue import TINY_NS
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.shutdown import CLEANUP_SLACK_NS, CLOSE_BUDGET_NS
 from musterd.supervisor.core.tasks import endings
 from musterd.supervisor.core.tasks.leases import WINDOW_MAX, WINDOW_NS
-from musterd.supervisor.core.tasks.logins import HELD_TYPE
 from simulation.breaker_watch import BreakerWatch
 from simulation.cancel_watch import CancelWatch
+from simulation.debugging import DebugWatch
 from simulation.handler_requests_watch import HandlerRequestsWatch
 from simulation.key_watch import KeyWatch, by_itself
 from simulation.lifecycle_watch import LifecycleWatch
@@ -117,6 +118,7 @@ class Watch:
         self.handler_requests = HandlerRequestsWatch(world)
         self.waits = WaitWatch(world)
         self.pauses = PauseWatch(world)
+        self.debugging = DebugWatch(world)
         self.lifecycle = LifecycleWatch(world)
         self.breakers = BreakerWatch(world)
         self.sessions = SessionWatch()
@@ -147,6 +149,7 @@ class Watch:
         self.keys.new_life()
         self.handler_requests.new_life()
         self.pauses.new_life()
+        self.debugging.new_life()
         self.lifecycle.new_life()
         self.breakers.new_life()
         self.sessions.new_life()
@@ -259,6 +262,7 @@ class Watch:
         self.handler_requests.handled(event, actions)
         self.waits.handled(event, actions)
         self.pauses.handled(event, actions)
+        self.debugging.handled(event, actions)
         self.lifecycle.handled(event, actions)
         self.breakers.handled(event, actions)
         self.cancels.handled(actions)
@@ -298,6 +302,7 @@ class Watch:
                         or len(slot.leases) >= room
                         or slot.recalling
                         or slot.killed_for
+                        or slot.debugged_ns
                         or (slot.spent and self.lifecycle.soon_replaced(pool, slot))
                         or self.pauses.halted(pool.name, slot.name)
                     ), f"{slot.name} is idle while {pool.queue.size} tasks wait"

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec import structs
 
-from musterd.ipc.wire.messages import FAILED, SUCCEEDED, Lease, Outcome, TaskSpec, derived_key
+from musterd.ipc.wire.keys import derived_key
+from musterd.ipc.wire.messages import FAILED, SUCCEEDED, Lease, Outcome, TaskSpec
 from musterd.supervisor.core.model.actions import FinalRecord, Persist
 from musterd.supervisor.core.model.events import InvalidateRequested
 from musterd.supervisor.core.tasks.coalescing import GOOD

@@ -109,7 +109,8 @@ class LifecycleWatch:
         if slot is None or slot is not slot.pool.leaving or not world.fleet._state.intake_open:
             return
         for lease, since_ns in worker.runs if worker.alive else ():
-            assert world.now_ns - since_ns >= lease.timeout_ns, f"{worker.name} is interrupted"
+            ran_ns = world.now_ns - since_ns - world.watch.debugging.stood_ns(worker, since_ns)
+            assert ran_ns >= lease.timeout_ns, f"{worker.name} is interrupted"
 
     def validate(self) -> None:
         self._check_lame()

@@ -105,6 +105,8 @@ class Profile:
     calls: int = 0  # times a person submits a task with musterctl
     unreadable: float = 0.0  # chance that the store cannot read an answer
     keys: int = 0  # that tasks of one name share, with debounce, cache and fallbacks; 0: none
+    breakpoints: float = 0.0  # chance that a run stops at a breakpoint
+    looks: int = 0  # times somebody looks for a task to debug
     asks: float = 0.0  # chance that a run uses ctx.state, ctx.lock and ctx.progress
     locks: tuple[str, ...] = ("a", "b", "c")  # few, so that workers compete for them
     waits: float = 0.0  # chance that a run waits for another task, and ends with that
@@ -896,8 +898,57 @@ LOGIN_PROFILES = tuple(
 )
 
 
+# Handlers that stop at breakpoints, and people who debug them, or do not come.
+DEBUG_SEED = 10_000_000
+_DEBUGGED = Profile(
+    "debugged",
+    breakpoints=0.4,
+    looks=60,
+    tasks=40,
+    weights=(1, 3, 2),
+    hang=0.05,
+    own_timeout=0.5,
+    cancel=0.1,
+    pauses=3,
+    faults_ns=30 * SEC,
+)
+DEBUG_PROFILES = (
+    _DEBUGGED,
+    replace(_DEBUGGED, name="debugged-wide", width=4, tasks=60),
+    replace(
+        _DEBUGGED,
+        name="debugged-worn",
+        recycles=True,
+        scaling=True,
+        slots=(1, 2),
+        pools=2,
+        reloads=4,
+        weights=(2, 3, 1),
+    ),
+    replace(
+        _DEBUGGED,
+        name="debugged-crashy",
+        pools=2,
+        lies=0.05,
+        crash=0.04,
+        wedge=0.005,
+        deaf=0.2,
+        late=0.1,
+        lost=0.3,
+        freezes=2,
+        kills=5,
+        orders=8,
+        crashes=1,
+        shutdowns=2,
+        asks=0.3,
+    ),
+)
+
+
 def profile_of(seed: int, rng: Random) -> Profile:
-    if seed >= LOGIN_SEED:
+    if seed >= DEBUG_SEED:
+        profile = DEBUG_PROFILES[(seed - DEBUG_SEED) % len(DEBUG_PROFILES)]
+    elif seed >= LOGIN_SEED:
         profile = LOGIN_PROFILES[(seed - LOGIN_SEED) % len(LOGIN_PROFILES)]
     elif seed >= SESSION_SEED:
         profile = SESSION_PROFILES[(seed - SESSION_SEED) % len(SESSION_PROFILES)]
@@ -953,6 +1004,7 @@ def policy_of(profile: Profile, rng: Random) -> FleetPolicy:
                 **(_limits(rng, profile.memory) if profile.recycles else {}),
                 sacrifice=profile.memory and rng.random() < 0.5,
                 sessions=tuple(SESSIONS) if profile.sessions else (),
+                **(_debug(rng) if profile.breakpoints else {}),
             )
             for number in range(profile.pools)
         ),
@@ -988,6 +1040,14 @@ def _limits(rng: Random, memory: bool) -> dict[str, int]:
         "max_tasks": rng.choice((0, 1, 3, 20)),
         "max_age_ns": rng.choice((0, 500 * MS, 3 * SEC)),
         **({"max_memory_bytes": rng.choice((0, 50, 200)) * 2**20} if memory else {}),
+    }
+
+
+def _debug(rng: Random) -> dict[str, Any]:
+    """Return whether a pool may be debugged, and how long its handlers wait for somebody."""
+    return {
+        "debug": rng.random() < 0.8,
+        "debug_wait_ns": rng.choice((200 * MS, 3 * SEC, 12 * SEC)),
     }
 
 

@@ -7,6 +7,8 @@ An account of our own, kept from what is committed, checks that:
 - every skip that is counted is reported, and no other;
 - the policy says which instants run and which are skipped;
 - no two runs are alive at once where that is not allowed;
+- an instant in time has an attempt, unless one is under way: a run that waits for a retry ends for
+  the one that is due, or is attempted in its place if somebody waits for it, and does not end;
 - a clock that is set back repeats no cron run;
 - results are watched as simulation/watched.py says;
 - when nothing is in the way, nothing due is left waiting.
@@ -27,12 +29,13 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import Completion, Failure, TaskDeclaration, TaskSpec
+from musterd.ipc.wire.messages import CANCELLED, Completion, Failure, TaskDeclaration, TaskSpec
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events, schedule_events
 from musterd.supervisor.core.model.policy import FleetPolicy, PoolPolicy, SchedulePolicy
 from musterd.supervisor.core.model.runs import CATCH_UP_MAX, ON_TIME_NS
+from musterd.supervisor.core.model.task import TaskState
 from musterd.supervisor.core.model.timing import Cron, Every, Timing
 from musterd.supervisor.core.model.watching import HISTORY
 from musterd.supervisor.core.tasks.schedule import FACT, ScheduleRecord
@@ -98,6 +101,8 @@ class Account:
         self.instants: dict[tuple[int, int], None] = {}  # committed: (turn, instant)
         self.crons: dict[int, None] = {}
         self.watched = WatchAccount(policy)
+        self.replaced = 0  # runs that ended because the next one was due
+        self.hastened = 0  # runs that were attempted instead
         self.reported = 0  # in this life
         self.skipped_before = 0  # before this life
 
@@ -242,7 +247,7 @@ class Timetable:
         plan = (
             (rng.randint(0, 12), self._set_clock),
             (rng.randint(0, 6), self._flood),
-            (rng.randint(0, 8), self._by_hand),
+            (rng.randint(0, 40), self._by_hand),
             (rng.randint(0, 4), self._pause),
             (rng.randint(0, 4), self._fail_disk),
             (rng.randint(0, 40), self._follow),
@@ -387,7 +392,10 @@ class Timetable:
             return
         self.steps += 1
         self.trace.append((self.now_ns, "->", event))
+        settled = {name: each.record.last_ns for name, each in self.fleet.schedules.items()}
         actions = ask(self.fleet, self.now_ns, event)
+        for name, last_ns in settled.items():
+            self._check_attempted(self.fleet.schedules[name], last_ns)
         life = self.life
         for action in actions:
             self.trace.append((self.now_ns, "  ", action))
@@ -433,9 +441,12 @@ class Timetable:
                 run_ns = 10 * MINUTE
             else:
                 run_ns = self.delay(MS, rng.choice((SEC, MINUTE, 40 * MINUTE)))
-            failure = Failure("permanent") if rng.random() < 0.1 else None
+            failure, delay_ns = None, -1
+            if rng.random() < 0.15:
+                failure = Failure(rng.choice(("permanent", "error", "error")))
+                delay_ns = self.delay(SEC, rng.choice((MINUTE, HOUR)))
             value, view = (b"", None) if failure else result_of(lease, rng)
-            done = Completion(lease.lease, run_ns, value, failure, view=view)
+            done = Completion(lease.lease, run_ns, value, failure, delay_ns, view=view)
             self.in_life(run_ns, self.tell, events.LeasesCompleted(action.worker, [done]))
 
     def _commit(self) -> None:
@@ -472,6 +483,8 @@ class Timetable:
             account = self.accounts.get(final.spec.id[1:].partition(".")[0])
             if account is not None:
                 account.watched.ended(final)
+                if final.outcome.state == CANCELLED:
+                    self._check_replaced(account, final, page)
         facts = {}
         for fact in page.facts:
             if fact.kind == HISTORY:
@@ -504,7 +517,8 @@ class Timetable:
             due = account.between(account.last_ns, record.last_ns)
             assert set(runs) <= set(due), f"{policy.name} runs {runs}, due were {due}"
             left = len(due) - len(runs)
-            assert skipped == left or (len(due) > CATCH_UP_MAX and 0 < skipped <= left), (
+            many = len(account.between(account.last_ns, wall_ns)) > CATCH_UP_MAX
+            assert skipped == left or (many and 0 < skipped <= left), (
                 f"{policy.name}: of {len(due)} due {len(runs)} ran and {skipped} were skipped"
             )
             if due:
@@ -541,6 +555,28 @@ class Timetable:
         if runs and policy.catch_up == "none":
             assert wall_ns - runs[0] <= ON_TIME_NS, "a late run with catch_up = none"
 
+    def _check_replaced(self, account: Account, final: act.FinalRecord, page: act.Persist) -> None:
+        """Check that a run has ended for another one, and was none that somebody waits for."""
+        id_, name = final.spec.id, account.policy.name
+        assert final.outcome.attempts > 0, f"{id_} ends before its first attempt"
+        assert not id_.endswith("m"), f"{id_} is cancelled, and somebody waits for it"
+        others = [new.spec.id for new in page.added if new.spec.id.startswith(f"@{name}.")]
+        assert others, f"{id_} is cancelled for nothing"
+        account.replaced += 1
+
+    def _check_attempted(self, schedule: Any, last_ns: int) -> None:
+        """Check that no live run rests where an instant in time has just been settled."""
+        policy, record = schedule.policy, schedule.record
+        if policy.overlap or policy.catch_up == "all" or not last_ns:
+            return
+        due = self.accounts[policy.name].between(last_ns, record.last_ns)
+        if not due or due[-1] <= self.wall_ns - ON_TIME_NS or record.paused:
+            return
+        tasks = [self.fleet.tasks.get(id_) for id_ in schedule.all_alive]
+        resting = [each for each in tasks if each and each.state == TaskState.WAITING]
+        rests = bool(resting) and all(each.attempt for each in resting)
+        assert not rests or len(resting) < len(tasks), f"{policy.name} rests at {due[-1]}"
+
     # -- reports ------------------------------------------------------------------------------
 
     def _hear(self, report: act.Report | act.ForgetPicture) -> None:
@@ -553,6 +589,7 @@ class Timetable:
         if report.event == "schedule.skipped":
             assert report.count > 0
             account.reported += report.count
+            account.hastened += "is tried again in its place" in report.reason
         elif report.event == "task.changed":
             assert report.task not in self.forgotten, f"the picture of {report.task} is gone"
             slow_ns = self.rng.choice((20 * MS, 20 * MS, 5 * SEC))

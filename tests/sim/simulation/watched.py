@@ -67,7 +67,7 @@ class WatchAccount:
             return
         if final.outcome.state == SUCCEEDED:
             self._good(final.spec.id, int(final.outcome.value.split()[0]))
-        elif final.outcome.state == FAILED:
+        elif final.outcome.state == FAILED or final.outcome.attempts:
             self.failures += 1
             most = self.policy.watching.stale
             if most and self.failures >= most and not self.stale:

@@ -50,6 +50,7 @@ class WideWorker(Worker):
         self._note_oldest()
         world.watch.began(self, lease)
         run_ns, ending = self._fate(lease)
+        self.breakpoints.began(lease, run_ns)
         if ending == "hang":
             world.watch.failed_run(lease)
         else:
@@ -57,6 +58,8 @@ class WideWorker(Worker):
 
     def _over(self, number: int, run_ns: int, ending: str) -> None:
         if not self.alive or number not in self._runs or self.frozen_ns:
+            return
+        if self.breakpoints.postpones(self._over, number, run_ns, ending):
             return
         if ending == "crash":
             self.die(-SIGSEGV)
@@ -72,6 +75,7 @@ class WideWorker(Worker):
         lease, _ = self._runs.pop(number)
         self._note_oldest()
         world.watch.ended(self, lease)
+        self.breakpoints.over(lease)
         failure, login = world.logins.ended(self.pool, lease, failure)
         if failure is not None and failure.kind != CANCEL:
             world.watch.failed_run(lease)

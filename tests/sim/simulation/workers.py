@@ -32,6 +32,7 @@ from musterd.supervisor.core.model.events import (
     WorkerReady,
 )
 from simulation.asks import Asks
+from simulation.debugging import Breakpoints
 from simulation.nested import Nested
 from simulation.profile import BEAT_NS, CALM_DURATION_MAX_NS, DURATIONS_NS, METHODS, MS, SEC, US
 
@@ -65,6 +66,7 @@ class Worker:
         self.running: Lease | None = None
         self.asks = Asks(world, self)
         self.nested = Nested(world, self)
+        self.breakpoints = Breakpoints(world, self)
         self.run = 0  # the number of the run, to tell a cancelled ending from the next one
         self._outbox: list[Completion] = []
         self._flush_at = world.rng.randint(1, 8)
@@ -178,6 +180,7 @@ class Worker:
         world.watch.began(self, lease)
         run_ns, ending = self._fate(lease)
         self.asks.began(lease, self.run, run_ns)
+        self.breakpoints.began(lease, run_ns)
         if ending == "hang":
             world.watch.failed_run(lease)
             self._flush()
@@ -225,6 +228,8 @@ class Worker:
     def _ended(self, run: int, run_ns: int, ending: str) -> None:
         if not self.alive or run != self.run or self.running is None or self.frozen_ns:
             return
+        if self.breakpoints.postpones(self._ended, run, run_ns, ending):
+            return
         if ending == "crash":
             self.die(-SIGSEGV)
             return
@@ -242,6 +247,7 @@ class Worker:
         self.nested.stop()
         self._world.watch.ended(self, lease)
         self.asks.ended(lease)
+        self.breakpoints.over(lease)
         value = b""
         failure, login = self._world.logins.ended(self.pool, lease, failure)
         if failure is None:

@@ -20,9 +20,10 @@ from musterd.supervisor.core.model import actions as act
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.shutdown import Phase
-from musterd.supervisor.core.tasks import bulk
+from musterd.supervisor.core.tasks import bulk, logins
 from musterd.supervisor.core.tasks.outage import PATIENCE_NS
 from simulation.clients import CALLER, WIRE_NS, Client
+from simulation.debugging import People
 from simulation.door import ask
 from simulation.invariants import Watch
 from simulation.logins import Logins
@@ -41,6 +42,7 @@ CARE_NS = 5 * SEC  # how often the operator looks after the fleet in the calm
 
 class World:
     _run_min = bulk.RUN_MIN
+    _ended_max = logins.ENDED_MAX
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -48,6 +50,7 @@ class World:
         self.profile: Profile = profile_of(seed, self.rng)
         self.policy = policy_of(self.profile, self.rng)
         bulk.RUN_MIN = 1 if seed % 2 else self._run_min  # smaller submits are no bulk
+        logins.ENDED_MAX = 2 if seed % 3 else self._ended_max
         self.pool_names = tuple(pool.name for pool in self.policy.pools)
         self.now_ns = self.rng.randrange(1, 10**15)
         self.wall_offset_ns = self.rng.randrange(10**18)
@@ -55,6 +58,7 @@ class World:
         self._heap: list[tuple[int, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = 0
         self.logins = Logins(self)
+        self.people = People(self)
         self.poison: dict[str, None] = {}
         self.cancelled: dict[str, None] = {}
         self._requests = self._callers = 0
@@ -136,6 +140,7 @@ class World:
             (profile.forgets, self._forget_session),
             (2 * profile.logins, self._reset_session),
             (profile.calls, self._call),
+            (profile.looks, self.people.look),
         )
         for count, call in faults:
             for _ in range(rng.randint(0, count)):
@@ -154,6 +159,7 @@ class World:
         self.fork_servers = {}
         self.fleet = Fleet(self.policy, Random(self.rng.random()), self.store.last_seq)
         self.watch.new_life()
+        self.people.new_life()
         pages = self.store.recover()
         for page in pages:
             self.watch.recovered(page)
@@ -197,6 +203,7 @@ class World:
             if self._settled():
                 self._last = True
                 self.watch.handler_requests.over()
+                self.watch.debugging.over()
                 self.tell(events.ShutdownRequested("the end"))
                 return
             self._put_in_order()
@@ -548,6 +555,14 @@ class World:
         act.StopWorker: lambda self, action: self._order_worker(action.worker, "stop"),
         act.TerminateWorker: _terminate,
         act.KillWorker: _kill,
+        act.AnswerDebugger: lambda self, a: self._order_worker(
+            a.worker, "breakpoints.answered", a.request, a.line
+        ),
+        act.BreakIntoHandler: lambda self, a: self._order_worker(
+            a.worker, "breakpoints.break_in", a.lease, a.leave
+        ),
+        act.ShowDebugger: lambda self, action: self.people.shown(action),
+        act.CloseDebugger: lambda self, action: self.people.closed(action),
         act.ReadBoard: lambda self, action: self._order_worker(action.worker, "read_board"),
         act.ReadBoards: _read_boards,
         act.Report: lambda self, action: None,

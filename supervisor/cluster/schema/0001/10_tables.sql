@@ -15,6 +15,7 @@
 --   sites     rows of `site`, in the order of the targets; a claim never waits for one (SKIP LOCKED)
 --   states    rows of `state`, in the order of the keys
 --   good      rows of `good`, in the order of (name, key)
+--   logins    rows of `login` and `login_task`, in the order of the sessions
 --   locks     advisory (7, hash of the name), in that order: who takes locks of handlers
 --   rest      everything else, one row at a time
 --
@@ -107,6 +108,8 @@ CREATE TABLE live (
   begun bool NOT NULL DEFAULT false, cancel bool NOT NULL DEFAULT false,
   earned bool NOT NULL DEFAULT false,   -- the site's retry budget has counted its first attempt
   counted bool NOT NULL DEFAULT false,  -- the breaker has counted a failure of it
+  asked bool NOT NULL DEFAULT false,    -- a run of a schedule that a person asked for or retried
+  awaited bool NOT NULL DEFAULT false,  -- it has waited for the login task of its session
   id text COLLATE "C" PRIMARY KEY, name text COLLATE "C" NOT NULL, key text COLLATE "C",
   held text COLLATE "C",                -- the site in which this claim has a place
   held_class text COLLATE "C",

@@ -83,8 +83,8 @@ BEGIN
     IF NOT FOUND AND EXISTS (SELECT FROM site x WHERE x.target = l.target) THEN RETURN; END IF;
   END IF;
   IF is_session(l.class) THEN
-    IF NOT pg_try_advisory_xact_lock(@lock_9@, hashtext(l.class)) THEN RETURN; END IF;
-    c.name := l.class; c.max_concurrent := 1;
+    c.name := session_class(session_of(l.class)); c.max_concurrent := 1;
+    IF NOT pg_try_advisory_xact_lock(@lock_9@, hashtext(c.name)) THEN RETURN; END IF;
   ELSIF l.class <> '' THEN
     SELECT * INTO c FROM class x WHERE x.name = l.class AND x.max_concurrent > 0
     FOR UPDATE SKIP LOCKED;
@@ -110,8 +110,11 @@ BEGIN
     END IF;
   END IF;
   IF c.name IS NOT NULL AND allow > 0 THEN
-    SELECT count(*) INTO places FROM live v WHERE v.held_class = l.class AND v.state + 0 = 1;
+    SELECT count(*) INTO places FROM live v WHERE v.held_class = c.name AND v.state + 0 = 1;
     allow := least(allow, c.max_concurrent - places);
+    -- After the count: who frees the place and wants a login does both in one transaction.
+    IF allow > 0 AND is_session(l.class) AND NOT is_login(l.class)
+      AND is_logging_in(session_of(l.class)) THEN allow := 0; END IF;
   END IF;
   IF s.cost IS NOT NULL AND allow > 0 THEN
     base := greatest(coalesce(s.tat, now_), now_);

@@ -7,8 +7,7 @@ CREATE FUNCTION lock_keys(p_ids text[]) RETURNS void LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 BEGIN
   IF (SELECT count(v.key) FROM live v WHERE v.id = ANY (p_ids)) > 0 THEN
-    PERFORM FROM key k WHERE k.key IN (
-      SELECT v.key FROM live v WHERE v.id = ANY (p_ids))
+    PERFORM FROM key k WHERE k.key = ANY (ARRAY(SELECT v.key FROM live v WHERE v.id = ANY (p_ids)))
     ORDER BY k.key FOR UPDATE;
   END IF;
 END $$;
@@ -63,6 +62,10 @@ BEGIN
       THEN node_of(v.tenure) ELSE coalesce(v.failures[cardinality(v.failures)].worker, '') END);
   INSERT INTO tally VALUES (l.pool, -1);
   IF v.id LIKE '@%' THEN PERFORM note_run(v.id, v.opts, e, v.error); END IF;
+  IF is_login(l.class) THEN
+    PERFORM login_over_1(session_of(l.class), v.id, CASE WHEN e.state <> 4 THEN coalesce(e.error,
+      v.error, CASE e.state WHEN 6 THEN 'cancelled' WHEN 7 THEN 'expired' ELSE 'failed' END) END);
+  END IF;
   RETURN (v.id, v.waiter, e.state, NULL::int, v.held, v.held_class)::told;
 END $$;
 
@@ -159,7 +162,7 @@ BEGIN
   END IF;
   paid := l.target = '' OR site_pays(l.target, l.class);
   UPDATE live x SET state = 2, ready_at = ready, tenure = NULL, claim = NULL, begun = false,
-    held = NULL, held_class = NULL, probe = 0, counted = v.counted OR p_unwell,
+    held = NULL, held_class = NULL, probe = 0, counted = v.counted OR p_unwell, awaited = false,
     give_up_at = CASE WHEN NOT paid THEN ready + span(greatest(1, p_patience)) END
   WHERE x.id = v.id;
   RETURN NEXT (v.id, v.waiter, 0::smallint, NULL::int, v.held, v.held_class)::told;
@@ -195,7 +198,7 @@ BEGIN
         AS e(id, claim, kind, value, run_ns, clears, keeps) ORDER BY e.id COLLATE "C") e
     WHERE x.id = e.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = e.claim
       AND e.kind = 0 AND x.key IS NULL AND e.clears IS NULL AND e.keeps IS NOT TRUE
-      AND x.held IS NULL AND x.id NOT LIKE '@%'
+      AND x.held IS NULL AND x.id NOT LIKE '@%' AND x.id NOT LIKE 'login-%'
       AND (SELECT (SELECT true FROM site z WHERE z.target = y.target LIMIT 1)
         FROM lane y WHERE y.lane = x.lane AND y.target <> '') IS NULL
     RETURNING x.*, e.value, e.run_ns),

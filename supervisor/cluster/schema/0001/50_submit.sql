@@ -230,12 +230,12 @@ BEGIN
     PERFORM lanes_for(all_);
     WITH new AS (
       INSERT INTO live (id, seq, lane, state, submitted_at, queued_at, ready_at, expires_at, waiter,
-        owner, name, priority, key, args, opts)
+        owner, asked, name, priority, key, args, opts)
       SELECT x.id, x.seq, x.lane,
         CASE WHEN x.joins THEN 3 WHEN (x.opts).delay_ns > 0 THEN 2 ELSE 0 END, clock(), clock(),
         CASE WHEN (x.opts).delay_ns > 0 THEN later((x.opts).delay_ns) END,
         CASE WHEN (x.opts).expires_ns > 0 THEN later((x.opts).expires_ns) END,
-        x.waiter, x.owner, x.name, x.priority, x.key, x.args, x.opts
+        x.waiter, x.owner, p_fresh OR x.id LIKE '@%m', x.name, x.priority, x.key, x.args, x.opts
       FROM (
         SELECT y.*, nextval('seq') AS seq FROM (
           SELECT z.*, l.lane, EXISTS (SELECT FROM unnest(odd) w
@@ -289,7 +289,9 @@ BEGIN
       u.fallback, u.fallback_on, u.policy, u.on_open, u.watch) > 0 THEN (u.timeout, u.retries,
       u.delay, u.expires, u.cache, u.debounce, u.fallback, u.fallback_on, u.policy, u.on_open,
       u.watch)::opts END,
-    p_waiter, owner_, NULL, session_class(u.session), NULL, NULL)::sent) INTO all_
+    p_waiter, owner_, NULL, CASE WHEN u.id LIKE 'login-%' AND EXISTS (
+      SELECT FROM login_task t WHERE t.session = u.session AND t.task = u.id AND t.ok IS NULL)
+      THEN login_class(u.session) ELSE session_class(u.session) END, NULL, NULL)::sent) INTO all_
   FROM unnest(p_ids, p_names, p_args, p_priorities, p_targets, p_keys, p_timeouts, p_retries,
     p_delays, p_expires, p_caches, p_debounces, p_fallbacks, p_fallback_ons, p_policies,
     p_on_opens, p_watches, p_sessions) WITH ORDINALITY AS u(id, name, args, priority, target, key,

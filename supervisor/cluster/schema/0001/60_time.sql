@@ -277,8 +277,9 @@ BEGIN
         AND c.max_concurrent <= (
           SELECT count(*) FROM live v WHERE v.held_class = c.name AND v.state + 0 = 1)
         LIMIT 1) IS NULL
-      AND NOT (is_session(l.class) AND coalesce((
-        SELECT true FROM live v WHERE v.held_class = l.class AND v.state + 0 = 1 LIMIT 1), false)));
+      AND NOT (is_session(l.class) AND (coalesce((SELECT true FROM live v
+          WHERE v.held_class = session_class(session_of(l.class)) AND v.state + 0 = 1 LIMIT 1), false)
+        OR (NOT is_login(l.class) AND is_logging_in(session_of(l.class))))));
   PERFORM rest('repaired', began);
   IF lanes IS NOT NULL THEN
     SELECT array_agg(DISTINCT l.pool) INTO pools FROM lane l WHERE l.lane = ANY (lanes);
@@ -356,6 +357,10 @@ BEGIN
   DELETE FROM state s WHERE s.ctid = ANY (ARRAY(
     SELECT x.ctid FROM state x WHERE x.until <= now_ LIMIT 1000 FOR UPDATE SKIP LOCKED));
   DELETE FROM change c WHERE c.at < week;
+  DELETE FROM login l WHERE l.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM login x WHERE x.at < week FOR UPDATE SKIP LOCKED));
+  DELETE FROM login_task t WHERE t.ctid = ANY (ARRAY(
+    SELECT x.ctid FROM login_task x WHERE x.since < week FOR UPDATE SKIP LOCKED));
   PERFORM tidy_seen();
 END $$;
 

@@ -171,7 +171,8 @@ BEGIN
 END $$;
 
 CREATE FUNCTION beat_1(p_tenure int) RETURNS TABLE (epoch text, policy int, draining bool,
-  cancel text[], scheduled int) LANGUAGE plpgsql AS $$
+  cancel text[], scheduled int, sessions text[], failures int[], lefts bigint[], problems text[],
+  nodes text[]) LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE n node := tenured(p_tenure);
 BEGIN
@@ -183,7 +184,9 @@ BEGIN
   END IF;
   RETURN QUERY SELECT epoch(), applied(), n.draining, (
     SELECT array_agg(v.id ORDER BY v.id) FROM live v
-    WHERE v.state = 1 AND v.tenure = p_tenure AND v.cancel), scheduled();
+    WHERE v.state = 1 AND v.tenure = p_tenure AND v.cancel), scheduled(), l.*
+  FROM (SELECT array_agg(x.session), array_agg(x.failures), array_agg(x.left_ns),
+    array_agg(x.problem), array_agg(x.node) FROM logins_1(NULL) x) l;
 END $$;
 
 -- Register running claims after a restart of the server; return the ids that are lost (state -1).

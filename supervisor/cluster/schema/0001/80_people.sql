@@ -278,30 +278,76 @@ CREATE FUNCTION cards_1(p_seen text) RETURNS TABLE (stamp text, card bytea) LANG
 CREATE FUNCTION wall_ns() RETURNS bigint LANGUAGE sql AS
   'SELECT (extract(epoch FROM clock()) * 1000000000)::bigint';
 
-CREATE FUNCTION run_alive(p_name text) RETURNS text LANGUAGE sql STABLE AS $$
-  SELECT coalesce((SELECT v.id FROM live v WHERE v.id > ('@' || p_name || '.') COLLATE "C"
-    AND v.id < ('@' || p_name || '/') COLLATE "C" ORDER BY v.id DESC LIMIT 1), '') $$;
+-- The runs of a schedule that have not ended: the newest, whether all were attempted and wait for
+-- another attempt, and the newest that a person asked for. With more than 100 not all are looked at.
+CREATE FUNCTION runs_alive(p_name text) RETURNS TABLE (alive text, retrying bool, asked text)
+LANGUAGE sql STABLE AS $$
+  SELECT coalesce(max(x.id), ''),
+    coalesce(count(*) <= 100 AND bool_and(x.state = 2 AND x.attempt > 0), false),
+    coalesce(max(x.id) FILTER (WHERE x.asked), '')
+  FROM (SELECT v.id, v.state, v.attempt, v.asked FROM live v
+    WHERE v.id > ('@' || p_name || '.') COLLATE "C" AND v.id < ('@' || p_name || '/') COLLATE "C"
+    ORDER BY v.id DESC LIMIT 101) x $$;
 
 CREATE FUNCTION due_1() RETURNS TABLE (name text, plan bytea, turn bigint, last_ns bigint,
-  now_ns bigint, memory bytea, alive text) LANGUAGE sql STABLE AS $$
-  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, run_alive(s.name)
-  FROM schedule s WHERE s.next_ns <= wall_ns() AND NOT s.paused ORDER BY s.name $$;
+  now_ns bigint, memory bytea, alive text, retrying bool, asked text) LANGUAGE sql STABLE AS $$
+  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, a.alive, a.retrying, a.asked
+  FROM schedule s, runs_alive(s.name) a WHERE s.next_ns <= wall_ns() AND NOT s.paused
+  ORDER BY s.name $$;
 
--- Move a schedule on from a turn; the node submits its runs in the same transaction. False: another
--- node was first.
+-- Move a schedule on from a turn; the node submits its runs in the same transaction. NULL: another
+-- node was first. p_keys: those of the runs, if runs that wait for a retry end for them (make_way_1):
+-- then the keys of all of them are locked here, in their order, and returned.
 CREATE FUNCTION settle_1(p_name text, p_turn bigint, p_last bigint, p_next bigint, p_memory bytea,
-  p_skipped bigint, p_anew bool) RETURNS bool LANGUAGE plpgsql AS $$
+  p_skipped bigint, p_anew bool, p_keys text[]) RETURNS text[] LANGUAGE plpgsql AS $$
 #variable_conflict use_column
+DECLARE keys text[] := '{}';
 BEGIN
   UPDATE schedule s SET turn = s.turn + 1, last_ns = p_last, next_ns = p_next, memory = p_memory,
     skipped = s.skipped + p_skipped
   WHERE s.name = p_name AND s.turn = p_turn;
-  IF NOT FOUND THEN RETURN false; END IF;
+  IF NOT FOUND THEN RETURN NULL; END IF;
   IF p_anew THEN
     INSERT INTO ended_run (schedule, kind, task, at, digest)
     SELECT s.name, 2, '', clock(), '' FROM schedule s WHERE s.name = p_name AND s.notify;
   END IF;
-  RETURN true;
+  IF p_keys IS NOT NULL THEN
+    keys := p_keys || ARRAY(SELECT v.key FROM live v WHERE v.id > ('@' || p_name || '.') COLLATE "C"
+      AND v.id < ('@' || p_name || '/') COLLATE "C" AND num_nonnulls(v.key) > 0);
+    INSERT INTO key (key) SELECT DISTINCT u.key COLLATE "C" FROM unnest(keys) u(key) ORDER BY 1
+    ON CONFLICT (key) DO UPDATE SET forget = key.forget;
+  END IF;
+  RETURN keys;
+END $$;
+
+-- After the submit, in the same transaction: runs that wait for a retry end for new ones, or the one
+-- that a person asked for is hastened. No row: they do not wait any more, and the transaction has to
+-- be undone. A hastened run is queued after the commit, which takes the lock of its pool.
+CREATE FUNCTION make_way_1(p_name text, p_new text[], p_keys text[], p_hastens bool)
+RETURNS SETOF told LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  ids text[]; asked_ text; retrying_ bool; v live;
+  why text := format('not tried again: the next run of schedule ''%s'' is due', p_name);
+BEGIN
+  SELECT array_agg(x.id) INTO ids FROM live x WHERE x.id > ('@' || p_name || '.') COLLATE "C"
+    AND x.id < ('@' || p_name || '/') COLLATE "C" AND x.id <> ALL (p_new);
+  PERFORM FROM live x WHERE x.id = ANY (ids) ORDER BY x.id FOR UPDATE;
+  SELECT max(x.id) FILTER (WHERE x.asked), bool_and(x.state + 0 = 2 AND x.attempt > 0)
+  INTO asked_, retrying_ FROM live x WHERE x.id = ANY (ids);
+  IF NOT coalesce(retrying_, true) OR (num_nonnulls(asked_) > 0) <> p_hastens THEN RETURN; END IF;
+  RETURN NEXT (NULL, 0, 0, NULL, NULL, NULL)::told;
+  IF p_hastens THEN
+    RETURN QUERY UPDATE live x SET ready_at = clock(), give_up_at = NULL WHERE x.id = asked_
+      RETURNING x.id, x.waiter, 0::smallint, x.lane, NULL::text, NULL::text;
+  ELSIF cardinality(p_new) > 0 THEN
+    FOR v IN SELECT * FROM live x WHERE x.id = ANY (ids) ORDER BY x.id LOOP
+      SELECT * INTO v FROM live x WHERE x.id = v.id;
+      RETURN QUERY SELECT * FROM end_task(v, (6, '', failure('cancel', '', why), 'cancel: ' || why,
+        v.attempt, 0, '-')::ending, false);
+    END LOOP;
+  END IF;
+  DELETE FROM key k WHERE k.leader IS NULL AND k.key = ANY (p_keys);  -- nobody has used them
 END $$;
 
 -- What became of the runs that were submitted, in the transaction of settle_1.

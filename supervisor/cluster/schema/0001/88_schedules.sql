@@ -2,15 +2,16 @@
 -- a schedule of the same name.
 
 CREATE FUNCTION schedules_1(p_name text, p_after text, p_limit int) RETURNS TABLE (name text, plan bytea, turn bigint, last_ns bigint,
-  now_ns bigint, memory bytea, alive text, next_ns bigint, paused bool, notify bool, runs bigint,
-  skipped bigint, task text, ran_ns bigint, state smallint, added bool, section bytea, record bytea)
+  now_ns bigint, memory bytea, alive text, retrying bool, asked text, next_ns bigint, paused bool,
+  notify bool, runs bigint, skipped bigint, task text, ran_ns bigint, state smallint, added bool,
+  section bytea, record bytea)
 LANGUAGE sql STABLE AS $$
-  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, run_alive(s.name), s.next_ns,
-    s.paused, s.notify, s.runs, s.skipped, coalesce(s.task, ''), s.ran_ns, coalesce(
+  SELECT s.name, s.plan, s.turn, s.last_ns, wall_ns(), s.memory, a.alive, a.retrying, a.asked,
+    s.next_ns, s.paused, s.notify, s.runs, s.skipped, coalesce(s.task, ''), s.ran_ns, coalesce(
       (SELECT v.state FROM live v WHERE v.id = s.task),
       (SELECT d.state FROM done d WHERE d.id = s.task ORDER BY d.finished_at DESC LIMIT 1)),
     s.added, s.section, coalesce((SELECT w.record FROM watched w WHERE w.schedule = s.name), '')
-  FROM schedule s WHERE (p_name = '' OR s.name = p_name) AND s.name > p_after
+  FROM schedule s, runs_alive(s.name) a WHERE (p_name = '' OR s.name = p_name) AND s.name > p_after
   ORDER BY s.name LIMIT p_limit $$;
 
 

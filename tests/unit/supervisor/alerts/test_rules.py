@@ -360,6 +360,16 @@ def test_what_was_not_delivered_is_delivered_by_the_next_life() -> None:
     assert began(driver.after(RETRY_NS / SECOND)) == began([message])
 
 
+def test_the_next_life_tries_at_once_however_often_the_last_one_failed() -> None:
+    """Somebody has mended the destination, and restarted or reloaded."""
+    driver = RuleDriver(on=("breaker.open",))
+    driver.works = False
+    (message,) = driver.event("breaker.open", target="a")
+    driver.after(3 * RETRY_NS_MAX / SECOND)
+    driver = restarted(driver)
+    assert began(driver.turn()) == began([message])
+
+
 @pytest.mark.parametrize("moved", [-900, 100_000])
 def test_limits_hold_over_a_reboot_that_sets_the_clock_anew(moved: int) -> None:
     driver = RuleDriver(on=("breaker.open",), group_ns=10 * SECOND)
@@ -430,7 +440,7 @@ def test_a_pool_that_cannot_start_is_one_matter_and_not_one_for_each_worker() ->
 def clustered(barn: str = "", *, state: str = "member", **fields: object) -> Survey:
     """What a node of a cluster says, which has seen node barn in this state, or nothing yet."""
     nodes = [ClusterNode(name="barn", state=barn)] if barn else []
-    seen = 1.0 if barn else -1.0
+    seen = 1.0 if barn else None
     cluster = ClusterStatus(node="shed", state=state, seen_seconds=seen, nodes=nodes, **fields)  # type: ignore[arg-type]
     return Survey(cluster=cluster)
 

@@ -35,6 +35,8 @@ def test_one_change_is_the_title() -> None:
 def test_a_change_without_a_summary_names_its_run() -> None:
     [text] = texts(message(Change("kites", task="@kites.1")), "vps1", Destination(), Room())
     assert text.title == "kites: another result: musterctl task @kites.1"
+    [text] = texts(message(Change("kites", number=3)), "vps1", Destination(), Room())
+    assert text.title == "kites: another result: musterctl history kites"
 
 
 def test_a_text_has_its_diff_as_far_as_there_is_room() -> None:

@@ -22,6 +22,8 @@ from musterd.supervisor.api.status import (
     WHOLE_POOL,
     FleetStatus,
     PoolStatus,
+    ScheduleStatus,
+    TaskStatus,
     WorkerStatus,
     expand,
     select,
@@ -234,9 +236,20 @@ def test_a_task_is_shown_with_its_failure_and_value_in_words() -> None:
         "traceback": "Traceback ...",
         "status": 503,
         "retry_after": 1.5,
+        "unwell": False,
     }
     assert (shown["value"], shown["attempt"]) == ({"half": 0.5}, 3)
-    assert "value" not in json.loads(msgspec.json.encode(task_status(view, with_value=False)))
+    assert json.loads(msgspec.json.encode(task_status(view, with_value=False)))["value"] is None
+
+
+def test_what_has_not_been_is_null_and_no_key_is_left_out() -> None:
+    view = TaskView(id="1", name="a.b", state="queued", priority="low", submitted_at=1.5)
+    shown = json.loads(msgspec.json.encode(task_status(view)))
+    assert set(shown) == {field.encode_name for field in msgspec.structs.fields(TaskStatus)}
+    assert (shown["submitted_at"], shown["finished_at"]) == (1.5, None)
+    schedule = ScheduleStatus(name="a", state="paused", task="a.b", when="every 5m")
+    shown = json.loads(msgspec.json.encode(schedule))
+    assert (shown["next_at"], shown["last_at"]) == (None, None)
 
 
 @pytest.mark.parametrize("value", [b"\xc1", msgspec.msgpack.encode({None: 1}), b"\xd9"])

@@ -7,7 +7,7 @@ import pytest
 from msgspec import structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import INVALID, Failure, TaskDeclaration, TaskSpec
+from musterd.ipc.wire.messages import INVALID, SHUT, Failure, TaskDeclaration, TaskSpec
 from musterd.ipc.wire.node_messages import (
     Attempt,
     AttemptEnd,
@@ -19,15 +19,17 @@ from musterd.ipc.wire.node_messages import (
     Granted,
     Greeting,
     Held,
+    LoginsTold,
     LoseAttempts,
     Membership,
     PoolCard,
     Pools,
     ProgressMarks,
     Seen,
+    SessionLogins,
     Want,
 )
-from musterd.supervisor.cluster import engine
+from musterd.supervisor.cluster import engine, handling
 from musterd.supervisor.cluster.calls import PAUSE_NS
 from musterd.supervisor.cluster.claimer import (
     BEAT_NS,
@@ -38,6 +40,7 @@ from musterd.supervisor.cluster.claimer import (
     LEASE_NS_MIN,
     Claimer,
 )
+from musterd.supervisor.cluster.logging_in import LoginView
 from musterd.supervisor.cluster.node_cards import PLACES_NS
 from musterd.supervisor.cluster.rounds import LOOK_AGE_NS, LOOK_NS, SOON_NS
 from musterd.supervisor.cluster.sidecar_events import (
@@ -592,12 +595,12 @@ def test_begun_attempts_and_progress_are_told(bench: Bench) -> None:
     assert bench.calls["begun"].arguments == (3, [engine.Held("a", 7)])
     bench.answer("begun")
     bench.feed(ProgressMarks([AttemptProgress("a", 0.5, "half")]))
-    assert bench.calls["progress"].arguments == (3, [engine.ProgressMark("a", 0.5, "half")])
+    assert bench.calls["progress"].arguments == (3, [handling.ProgressMark("a", 0.5, "half")])
     bench.answer("progress", [])
     bench.feed(ProgressMarks([AttemptProgress("a", 0.6), AttemptProgress("a", 0.7)]))
     assert "progress" not in bench.calls
     bench.pass_ns(SECOND_NS)
-    assert bench.calls["progress"].arguments == (3, [engine.ProgressMark("a", 0.7, "")])
+    assert bench.calls["progress"].arguments == (3, [handling.ProgressMark("a", 0.7, "")])
 
 
 @pytest.mark.parametrize("how", ["too early", "failed"])
@@ -612,13 +615,13 @@ def test_the_last_progress_is_not_lost(bench: Bench, how: str) -> None:
             bench.answer("progress", ["a"])
         bench.pass_ns(2 * SECOND_NS)
 
-    last = [engine.ProgressMark("a", 0.9, "")]
+    last = [handling.ProgressMark("a", 0.9, "")]
     bench.feed(ProgressMarks([AttemptProgress("a", 0.9)]))
     tell_again()
     assert bench.calls["progress"].arguments == (3, last)
     bench.feed(ProgressMarks([AttemptProgress("a", 1.0)]))  # what is newer wins
     tell_again()
-    assert bench.calls["progress"].arguments == (3, [engine.ProgressMark("a", 1.0, "")])
+    assert bench.calls["progress"].arguments == (3, [handling.ProgressMark("a", 1.0, "")])
     bench.feed(Finish([end("a")]))
     bench.answer("finish", [])
     tell_again()
@@ -755,3 +758,45 @@ def test_what_is_wanted_stays_wanted_when_all_that_came_must_not_run() -> None:
     bench.want(1)
     assert bench.grant("bad") == []
     assert bench.wanted() == [("p", 1)]  # at once
+
+
+# -- sessions whose logins fail -------------------------------------------------------------------
+
+
+def held(left_ns: int = 60 * SECOND_NS, node: str = "barn") -> LoginView:
+    return LoginView("acme", 2, left_ns, "wrong password", node)
+
+
+def test_an_attempt_whose_session_is_held_ends_and_never_begins(bench: Bench) -> None:
+    bench.want(2)
+    told = bench.answer("claim", [structs.replace(grant("a"), held=held()), grant("b")])
+    [granted] = [each for each in told if isinstance(each, Granted)]
+    assert [each.spec.id for each in granted.attempts] == ["b"]
+    _, ends = bench.calls["finish"].arguments
+    [end_] = ends  # type: ignore[misc]
+    assert (end_.id, end_.kind, end_.retry_ns) == ("a", "failed", -1)
+    assert (end_.failure.kind, end_.failure.type) == (SHUT, "SessionHeld")
+    assert end_.failure.message == (
+        "session 'acme' is held for 60 s more: 2 logins in a row failed (wrong password); mend the "
+        "login, then: musterctl --cluster sessions reset acme"
+    )
+
+
+def test_a_heartbeat_tells_whose_logins_fail_when_that_has_changed(bench: Bench) -> None:
+    def beat(*logins: LoginView) -> list[object]:
+        bench.pass_ns(BEAT_NS)
+        asked_ns = bench.now_ns
+        told = bench.answer("beat", engine.Orders("e", 0, logins=logins))
+        assert told[0] == Membership(3, asked_ns + LEASE_NS)
+        return told[1:]
+
+    assert beat() == []
+    [told] = beat(held())
+    until_ns = bench.now_ns + 60 * SECOND_NS
+    assert told == LoginsTold([SessionLogins("acme", 2, until_ns, "wrong password", mine=False)])
+    assert beat(held(55 * SECOND_NS)) == []
+    assert beat(held(0)) == [LoginsTold([SessionLogins("acme", 2, 0, "wrong password")])]
+    [told] = beat(held(node="shed"))
+    assert isinstance(told, LoginsTold)
+    assert told.logins[0].mine
+    assert beat() == [LoginsTold([])]

@@ -22,7 +22,6 @@ from musterd.supervisor.cluster.engine import (
     BATCH_MAX,
     Ended,
     Fetched,
-    ProgressMark,
     Verdict,
 )
 from musterd.supervisor.cluster.gateway import (
@@ -32,6 +31,9 @@ from musterd.supervisor.cluster.gateway import (
     MARKS_SLACK_NS,
     POLL_NS,
     Gateway,
+)
+from musterd.supervisor.cluster.handling import (
+    ProgressMark,
 )
 from musterd.supervisor.cluster.sidecar_events import (
     Call,

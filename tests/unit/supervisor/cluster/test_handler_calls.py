@@ -27,8 +27,13 @@ from musterd.ipc.wire.node_messages import (
 )
 from musterd.supervisor.cluster import engine, handler_calls
 from musterd.supervisor.cluster.claimer import Claimer
-from musterd.supervisor.cluster.engine import LockAsk, LockView, StateAsk, StateView
 from musterd.supervisor.cluster.handler_calls import POLL_NS
+from musterd.supervisor.cluster.handling import (
+    LockAsk,
+    LockView,
+    StateAsk,
+    StateView,
+)
 from musterd.supervisor.cluster.sidecar_events import (
     Call,
     EngineAnswered,

@@ -59,9 +59,13 @@ def due(
     memory: Memory | None = None,
     alive: str = "",
     turn: int = 4,
+    retrying: bool = False,
+    asked: str = "",
 ) -> engine.DueSchedule:
     kept = msgspec.msgpack.encode(memory or Memory(PLAN))
-    return engine.DueSchedule(policy.name, card_of(policy).plan, turn, last_ns, NOW_NS, kept, alive)
+    plan = card_of(policy).plan
+    known = (policy.name, plan, turn, last_ns, NOW_NS, kept)
+    return engine.DueSchedule(*known, alive, retrying, asked)
 
 
 def changed(**changes: object) -> SchedulePolicy:
@@ -161,6 +165,34 @@ def test_a_run_beside_the_last_one_is_skipped_or_waits() -> None:
     assert "@kites.1 has not ended" in found.why
     assert settlement(alive, changed(catch_up="all"), "", Random(1)) is None
     assert ids(changed(overlap=True), alive) == [f"@kites.{NOW_NS:x}"]
+
+
+def test_a_last_run_that_waits_for_a_retry_ends_for_the_due_one() -> None:
+    waits = due(alive="@kites.1", retrying=True)
+    found = settlement(waits, KITES, "", Random(1))
+    assert found is not None
+    assert ([run.instant_ns for run in found.runs], found.skipped) == ([NOW_NS], 0)
+    assert found.way == "replaces"
+    assert settlement(waits, changed(catch_up="all"), "", Random(1)) is None
+    beside = settlement(waits, changed(overlap=True), "", Random(1))
+    assert beside is not None
+    assert (len(beside.runs), beside.way) == (1, "begins")
+    late = due(last_ns=NOW_NS - MINUTE_NS - ON_TIME_NS - 1, alive="@kites.1", retrying=True)
+    found = settlement(late, changed(catch_up="none"), "", Random(1))
+    assert found is not None
+    assert (found.runs, found.skipped, found.way) == ((), 1, "left out")
+
+
+def test_a_last_run_that_somebody_waits_for_is_attempted_in_place_of_the_due_one() -> None:
+    waits = due(alive="@kites.2", retrying=True, asked="@kites.1m")
+    found = settlement(waits, KITES, "", Random(1))
+    assert found is not None
+    assert (found.runs, found.skipped, found.last_ns) == ((), 1, NOW_NS)
+    assert found.way == "hastens"
+    assert found.why == "run @kites.1m, which somebody waits for, is tried again in its place"
+    runs = settlement(due(alive="@kites.2", asked="@kites.1m"), KITES, "", Random(1))
+    assert runs is not None
+    assert (runs.runs, runs.skipped, runs.way) == ((), 1, "left out")
 
 
 def test_one_after_the_other_where_each_instant_counts_and_none_overlaps() -> None:
@@ -294,7 +326,7 @@ def test_due_schedules_are_settled_one_after_the_other(bench: Bench) -> None:
     bench.answer("due", [due(), due(changed(name="other"))])
     call = bench.calls["settle"]
     assert call.arguments[0] == due()
-    assert call.options["last_ns"] == NOW_NS
+    assert (call.options["last_ns"], call.options["way"]) == (NOW_NS, "begins")
     assert bench.answer("settle", engine.Settled()) == []
     assert isinstance(bench.calls["settle"].arguments[0], engine.DueSchedule)
     assert bench.calls["settle"].arguments[0].name == "other"

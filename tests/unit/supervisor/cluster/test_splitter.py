@@ -20,6 +20,7 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
     TaskView,
 )
+from musterd.ipc.wire.resolving import Resolve, Resolved
 from musterd.supervisor.cluster import splitter as splitter_module
 from musterd.supervisor.cluster.engine import Ended, Verdict
 from musterd.supervisor.cluster.gateway import AWAY_NS, IDLE_POLL_NS, Gateway
@@ -37,7 +38,9 @@ from musterd.supervisor.cluster.sidecar_events import (
     LookedUp,
     PassOn,
     PoolsTold,
+    SchedulesAsked,
     ShowView,
+    ToldOfSchedules,
     ViewAsked,
 )
 from musterd.supervisor.cluster.splitter import Splitter
@@ -325,6 +328,14 @@ def test_a_view_is_asked_of_this_machine_first(bench: Bench) -> None:
 def test_advice_is_the_supervisors(bench: Bench) -> None:
     assert bench.feed(AdviceAsked(ANN, 4)) == [AskLocal(ANN, wire.Advise(4))]
     assert bench.say(wire.Advice(4, {"own": 3})) == [GiveAdvice(4, {"own": 3})]
+
+
+def test_tasks_of_a_function_are_asked_of_this_machine_first(bench: Bench) -> None:
+    question = Resolve(4, "m:f")
+    assert bench.feed(SchedulesAsked(ANN, 4, question)) == [AskLocal(ANN, question)]
+    answer = Resolved(4, ["own.f"])
+    assert bench.say(answer) == [ToldOfSchedules(4, answer)]
+    assert bench.say(answer) == []
 
 
 def test_progress_is_passed_on(bench: Bench) -> None:

@@ -53,7 +53,7 @@ def elsewhere(key: str) -> str:
     section = name.partition("_")[0].partition(".")[0]
     if key == "targets.NAME.robots":
         return "as the pool says"
-    if table == "pools" and section in ("cache", "debounce", "executors"):
+    if table == "pools" and section in ("cache", "debounce", "debug", "executors"):
         return f"as in [{section}]"
     if table in ("pools", "targets"):
         return "`size`" if table == "pools" else "as its class says"

@@ -15,7 +15,13 @@ from musterd.supervisor.processes.forkserver_messages import WorkerSettings
 from musterd.supervisor.settings.diff import compare
 from musterd.supervisor.settings.node import node_settings
 from musterd.supervisor.settings.policy import fleet_policy, worker_settings_of
-from musterd.supervisor.settings.sessions import find_key, key_file, with_sessions
+from musterd.supervisor.settings.sessions import (
+    find_key,
+    key_file,
+    session_access,
+    sessions_of,
+    with_sessions,
+)
 
 ACME = """
 [sessions.acme]
@@ -49,7 +55,7 @@ def problem(read: Read, *parts: str) -> str:
 def told(loaded: Loaded, pool: str = "parser") -> Any:
     config = loaded.config
     given = config.pools[pool]
-    settings = with_sessions(worker_settings_of(given), pool, given, config)
+    settings = with_sessions(worker_settings_of(given), session_access(pool, given, config))
     return decode_access(settings.sessions) if settings.sessions else None
 
 
@@ -121,10 +127,21 @@ SCHEDULE = '[[schedule]]\nname = "s"\ntask = "parser.fetch"\nevery = "1m"\nsessi
         (
             [
                 "[sessions]\nkey_secret = 'K'",
-                '[sessions.acme]\nlogin_task = "parser.fetch"',
+                '[sessions.acme]\nlogin_task = "browser.render"',
+                "[pools.browser]",
                 SHARED,
             ],
-            "has a login task, which is of one machine",
+            "has a login task of pool 'browser' and is for pool 'parser', and of these only "
+            "'parser' is shared by the cluster: take 'browser' into cluster.pools, too",
+        ),
+        (
+            [
+                "[sessions]\nkey_secret = 'K'",
+                '[sessions.acme]\nlogin_task = "browser.render"',
+                "[pools.browser]",
+                SHARED.replace("parser", "browser"),
+            ],
+            "only 'browser' is shared by the cluster: take 'parser' into cluster.pools, too",
         ),
     ],
 )
@@ -132,6 +149,15 @@ def test_a_schedule_that_cannot_use_its_session_is_refused(
     read: Read, parts: list[str], why: str
 ) -> None:
     assert why in problem(read, *parts, SCHEDULE)
+
+
+def test_a_login_task_of_a_shared_pool_is_for_shared_pools(read: Read) -> None:
+    both = SHARED.replace('"parser"', '"parser", "browser"')
+    session = '[sessions.acme]\nlogin_task = "browser.render"'
+    key = "[sessions]\nkey_secret = 'K'"
+    config = read(key, session, "[pools.browser]\n[pools.parser]", both, SCHEDULE).config
+    for name in ("parser", "browser"):
+        assert list(sessions_of(name, config.pools[name], config)) == ["acme"]
 
 
 def test_a_pool_that_is_shared_has_sessions_if_the_key_is(read: Read) -> None:
@@ -254,6 +280,6 @@ def test_a_pool_without_sessions_keeps_its_build(read: Read) -> None:
 def test_settings_with_a_key_are_msgpack_and_nothing_else(read: Read) -> None:
     config = read(ACME).config
     pool = config.pools["parser"]
-    settings = with_sessions(worker_settings_of(pool), "parser", pool, config)
+    settings = with_sessions(worker_settings_of(pool), session_access("parser", pool, config))
     encoded = msgspec.msgpack.encode(settings)
     assert msgspec.msgpack.decode(encoded, type=WorkerSettings).sessions == settings.sessions

@@ -241,7 +241,9 @@ def test_what_batches_keep_counts_for_all_callers(
     assert bench.client.recv(1) == b""  # the connection was dropped, and all that was kept for it
 
 
-@pytest.mark.parametrize(("method", "params"), [("events", {}), ("tail", {"follow": True})])
+@pytest.mark.parametrize(
+    ("method", "params"), [("events", {}), ("tail", {"follow": True}), ("debug", {})]
+)
 def test_a_stream_is_not_for_a_batch(bench: Bench, method: str, params: Any) -> None:
     (answers,) = bench.ask([one(method, id=1, params=params), one(id=2)])
     assert codes(answers[:1]) == [(1, rpc.INVALID_REQUEST)]

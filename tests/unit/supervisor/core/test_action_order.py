@@ -41,9 +41,11 @@ def test_actions_are_work_but_for_answers_and_the_end() -> None:
     ranks = {each.__name__: each.rank for each in action_kinds() - {Report}}
     answers = (
         "Acknowledge",
+        "CloseDebugger",
         "Deliver",
         "DropRequest",
         "NewsTold",
+        "ShowDebugger",
         "TellChanges",
         "TellMissing",
         "TellProgress",

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from musterd.ipc.wire.spoken import mark
 from musterd.supervisor.log import worker_output as module
 from musterd.supervisor.log.lines import (
     LAST_WORDS_CHARACTERS,
@@ -138,7 +139,7 @@ def test_what_is_written_is_logged_published_and_kept(heard: Heard) -> None:
         ("INFO", "hello", {"EVENT": "worker.output", "POOL": "jobs", "WORKER": "jobs/0"}),
         (
             "ERROR",
-            r"ERROR it hurts \x1b[1m",
+            r"it hurts \x1b[1m",
             {"EVENT": "worker.output", "POOL": "jobs", "WORKER": "jobs/0"},
         ),
     ]
@@ -256,3 +257,46 @@ def test_a_spare_outlives_the_pool_under_whose_name_it_is_heard(heard: Heard) ->
     assert [said.text for said in heard.outputs.tail("gone", 9)] == ["last"]
     heard.outputs.keep_house({"jobs/0"})
     assert heard.outputs.names == []
+
+
+# -- marks and levels -------------------------------------------------------------------------
+
+MARK = mark("t1").encode()
+LOGGED = mark("t1", "ERROR").encode()
+FIELDS = {"EVENT": "worker.output", "POOL": "jobs", "WORKER": "jobs/0"}
+
+
+@pytest.mark.parametrize(
+    ("line", "level", "message", "task"),
+    [
+        (b"hello", "INFO", "hello", ""),
+        (MARK + b"hello", "INFO", "hello", "t1"),
+        (LOGGED + b"ERROR shop [t1] no price", "ERROR", "shop: no price", "t1"),
+        (LOGGED + b"KeyError: 'price'", "ERROR", "KeyError: 'price'", "t1"),
+        (MARK + b"INFO musterd.task [t2] of ctx.log", "INFO", "of ctx.log", "t2"),
+        (b"WARNING shop [-] while it is imported", "WARNING", "shop: while it is imported", ""),
+        (b"WARNING:shop:own format", "WARNING", "shop:own format", ""),
+        (b"ERROR: no price", "ERROR", "no price", ""),
+        (b"ERROR", "ERROR", "ERROR", ""),
+        (b"ERRORS are found", "INFO", "ERRORS are found", ""),
+        (MARK, "INFO", "", "t1"),
+    ],
+)
+def test_a_line_has_its_task_and_its_level_once(
+    heard: Heard, line: bytes, level: str, message: str, task: str
+) -> None:
+    source = heard.open("jobs/0")
+    os.write(heard.writers[source], line + b"\n")
+    heard.turn()
+    fields = {**FIELDS, "TASK": task} if task else FIELDS
+    assert heard.logged() == [(level, message, fields)]
+
+
+def test_nobody_else_sees_a_mark(heard: Heard) -> None:
+    source = heard.open("jobs/0")
+    os.write(heard.writers[source], MARK + b"whole\n" + MARK + b"beg")
+    heard.turn()
+    assert heard.chunks == [OutputChunk("jobs/0", ["whole"])]
+    assert [said.text for said in heard.outputs.tail("jobs/0", 2)] == ["whole", "beg"]
+    source.end()
+    assert heard.outputs.last_words("jobs/0") == "whole\nbeg"

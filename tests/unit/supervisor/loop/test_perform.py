@@ -47,6 +47,7 @@ class Rig:
             workers=others,
             clients=self.clients,  # type: ignore[arg-type]
             answers=self.answers,
+            debug=others,
             control=others,
             sidecars=others,
             calls=others,

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from musterd.ipc.wire.history import Entries, HistoryEntry
-from musterd.ipc.wire.messages import History, Rejection
+from musterd.ipc.wire.messages import History, Rejection, TaskDeclaration
+from musterd.ipc.wire.resolving import Resolve, Resolved
 from musterd.ipc.wire.schedule_messages import (
     READ_ONLY,
     SCHEDULES_SHOWN_MAX,
@@ -45,7 +46,7 @@ from musterd.supervisor.core.model.shared import card_of
 from musterd.supervisor.core.model.timing import Every
 from musterd.supervisor.node.engines import THREADS, Job
 from musterd.supervisor.node.schedule_desk import ScheduleDesk
-from musterd.supervisor.sockets.peers import HistoryWanted, SchedulesWanted
+from musterd.supervisor.sockets.peers import HistoryWanted, ResolutionWanted, SchedulesWanted
 from musterd.supervisor.sockets.schedule_requests import PutWanted
 
 PEER = b"1"
@@ -77,6 +78,9 @@ class Clients:
         self, wanted: HistoryWanted, entries: Any, error: str = "", *, unknown: bool = False
     ) -> None:
         self.told[wanted.token] = (entries, error, unknown)
+
+    def resolve(self, wanted: ResolutionWanted, found: Resolved) -> None:
+        self.told[wanted.token] = found
 
     def show_later(self, token: int, views: list[Shown], more: bool) -> None:
         self.told[token] = ([each.name for each in views], more)
@@ -163,6 +167,33 @@ def test_history_of_no_schedule_and_of_an_engine_that_is_away() -> None:
     bench.take(HistoryWanted(5, History(1, "kites", 5)))
     bench.fail("gone")
     assert "does not answer" in bench.clients.told[5][1]
+
+
+def test_a_function_is_looked_for_here_and_on_all_nodes(bench: Bench) -> None:
+    here = (TaskDeclaration("f", place="m:f"), TaskDeclaration("g", place="m:g"))
+    cards = Cards(
+        "s", (NodeCard("id", "shed", pools=(PoolCard("p", 1, here),)), NodeCard("i", "b"))
+    )
+    bench.take(ResolutionWanted(4, "m:f"))
+    assert bench.asked[-1] == SchedulesAsked(PEER, 4, Resolve(4, "m:f"))
+    bench.local(Resolved(4, ["own.f"], ["slow"], [], ["own", "p", "slow"]))
+    bench.engine("cards", cards)
+    assert bench.clients.told[4] == Resolved(
+        4, ["own.f", "p.f"], ["slow"], [], ["own", "p", "slow"]
+    )
+    bench.take(ResolutionWanted(5, "m:f"))
+    bench.local(Resolved(5, ["own.f"], [], [], ["own"]))
+    bench.fail("gone")
+    told = bench.clients.told[5]
+    assert (told.tasks, "does not answer" in told.error) == (["own.f"], True)
+
+
+def test_a_program_without_a_node_finds_the_tasks_of_all_nodes() -> None:
+    bench = Bench(local=False)
+    bench.take(ResolutionWanted(4, "m:f"))
+    card = PoolCard("p", 1, (TaskDeclaration("f", place="m:f"),))
+    bench.engine("cards", Cards("s", (NodeCard("id", "shed", pools=(card,)),)))
+    assert bench.clients.told[4] == Resolved(0, ["p.f"], pools=["p"])
 
 
 def test_what_is_put_goes_to_where_its_pool_is(bench: Bench) -> None:

@@ -32,6 +32,7 @@ def test_more_requests_than_may_wait_are_refused_and_the_others_are_answered_in_
         adopt=lambda _: None,
         calls=calls,  # type: ignore[arg-type]
         systemd_status=nothing,
+        code_of=lambda *_: None,
     )
     answers: list[tuple[int, Any]] = []
     for number in range(WAITING_MAX + 2):  # one is under way, one is too many

@@ -29,7 +29,9 @@ from musterd.ipc.wire.messages import (
     Watch,
     Welcome,
 )
+from musterd.ipc.wire.resolving import Resolve, Resolved
 from musterd.ipc.wire.schedule_messages import (
+    UNKNOWN_SCHEDULE,
     DeleteSchedules,
     PauseSchedule,
     PutSchedules,
@@ -388,6 +390,47 @@ def test_what_is_not_here_may_be_elsewhere(stage: Stage, tmp_path: Path) -> None
     assert isinstance(stage.hear(sidecar), Missing)
 
 
+def test_a_schedule_that_is_not_here_may_be_elsewhere(stage: Stage, tmp_path: Path) -> None:
+    """Clients of the first socket hear of schedules that are here; the sidecar of none, too."""
+    stage.port.serve_apart(tmp_path / "local.sock")
+    stage.port.serve(True)
+    client = stage.greeted()
+    stage.path = tmp_path / "local.sock"
+    sidecar = stage.greeted()
+    for each in (client, sidecar):
+        for shown in (ShowSchedules(1, "kites"), ShowSchedules(1)):
+            stage.port.show_schedules(stage.event_of(each, shown), [], False)
+        stage.port.recall(stage.event_of(each, History(2, "kites")), [], "none", unknown=True)
+        unknown = stage.event_of(each, PauseSchedule(3, "kites", True))
+        stage.port.acknowledge(unknown.request, [Rejection("kites", UNKNOWN_SCHEDULE, "none")])
+        refused = stage.event_of(each, PutSchedules(4, [SchedulePut("kites", b"\x80")]))
+        stage.port.acknowledge(refused.request, [Rejection("kites", "InvalidSchedule", "no")])
+    assert stage.hear(client) == ScheduleAnswer(4, [Rejection("kites", "InvalidSchedule", "no")])
+    told: list[Any] = []
+    stage.until(lambda: told.extend(sidecar.receive()) or len(told) == 5, "every answer")
+    kinds = [type(decode_server(each)) for each in told]
+    assert kinds == [Schedules, Schedules, Entries, ScheduleAnswer, ScheduleAnswer]
+    assert stage.port.pending == 0
+    found = stage.event_of(client, ShowSchedules(5, "kites"))
+    views = [ScheduleView("kites", "active", "shop.check", "every 5m")]
+    stage.port.show_schedules(found, views, False)
+    assert stage.hear(client) == Schedules(5, views, False)
+
+
+def test_a_handler_that_is_not_here_may_be_elsewhere(stage: Stage, tmp_path: Path) -> None:
+    stage.port.serve_apart(tmp_path / "local.sock")
+    stage.port.serve(True)
+    client = stage.greeted()
+    stage.path = tmp_path / "local.sock"
+    sidecar = stage.greeted()
+    for each in (client, sidecar):
+        stage.port.resolve(stage.event_of(each, Resolve(1, "m:f")), Resolved(0))
+    assert stage.hear(sidecar) == Resolved(1)
+    assert stage.port.pending == 0
+    stage.port.resolve(stage.event_of(client, Resolve(2, "m:f")), Resolved(0, ["p.f"]))
+    assert stage.hear(client) == Resolved(2, ["p.f"])
+
+
 def test_what_a_client_asks_about_schedules_is_charged_and_answered_by_its_number(
     stage: Stage,
 ) -> None:
@@ -447,4 +490,17 @@ def test_a_question_for_history_is_charged_until_it_is_answered(stage: Stage) ->
     stage.port.recall(wanted, [entry])
     stage.port.recall(wanted, [])  # answered already
     assert stage.hear(client) == Entries(7, [entry])
+    assert stage.port.pending == 0
+
+
+def test_a_question_for_the_tasks_of_a_function_is_charged_until_it_is_answered(
+    stage: Stage,
+) -> None:
+    client = stage.greeted()
+    wanted = stage.event_of(client, Resolve(7, "m:f"))
+    assert wanted.place == "m:f"
+    assert stage.port.pending > 0
+    stage.port.resolve(wanted, Resolved(0, ["p.f"]))
+    stage.port.resolve(wanted, Resolved(0))  # answered already
+    assert stage.hear(client) == Resolved(7, ["p.f"])
     assert stage.port.pending == 0

@@ -9,7 +9,14 @@ from msgspec import structs
 from musterd.ipc.client.taskspec import make_spec
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.secrets.reference import Secret
-from musterd.ipc.wire.messages import AS_CONFIGURED, NEVER_NS, TaskDeclaration, TaskSpec
+from musterd.ipc.wire.messages import (
+    ARGUMENTS_MAX,
+    AS_CONFIGURED,
+    NEVER_NS,
+    Arguments,
+    TaskDeclaration,
+    TaskSpec,
+)
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import CachePolicy, PoolPolicy
 from musterd.supervisor.core.model.task import same_task
@@ -216,7 +223,21 @@ def test_the_daemon_is_told_all_that_a_task_declares() -> None:
         fallback_on="failure",
         cache_ns=1_500_000_000,
         debounce_ns=AS_CONFIGURED,
+        place=f"{__name__}:{Shop.price.__qualname__}",
+        arguments=Arguments(("url",), ("url",)),
     )
+
+
+@pytest.mark.parametrize("names", [[f"a{n}" for n in range(ARGUMENTS_MAX + 1)], ["a" * 201]])
+def test_a_task_with_too_many_arguments_does_not_say_which(names: list[str]) -> None:
+    found: dict[str, Any] = {"task": task}
+    exec(f"@task\ndef wide(ctx, {', '.join(names)}): ...", found)
+    options = task_options(found["wide"])
+    assert options is not None
+    declared = make_handler("wide", found["wide"], options, bound=False).declaration
+    assert declared.arguments is None
+    encoded = msgspec.msgpack.encode(declared)
+    assert msgspec.msgpack.decode(encoded, type=TaskDeclaration) == declared
 
 
 def test_a_fallback_of_a_task_that_is_none_is_refused_by_name() -> None:

@@ -2,8 +2,10 @@
 
 from typing import Any
 
+import pytest
+
 from musterd.supervisor.config.schema import StoreConfig
-from musterd.supervisor.store.retention import ENDED_MAX, INTERVAL_NS, Trimming
+from musterd.supervisor.store.retention import ENDED_MAX, ENDED_MIN, INTERVAL_NS, Trimming
 
 
 class Counting:
@@ -35,6 +37,18 @@ def test_it_forgets_once_a_minute_and_sooner_after_much() -> None:
     assert store.trims == 2
     trimming.look(2 * INTERVAL_NS + 1, keep, by_age=True)
     assert store.trims == 2, "a minute after the last"
+
+
+@pytest.mark.parametrize(("kept", "many"), [(0, ENDED_MIN), (5_000, 5_000)])
+def test_where_few_are_kept_it_forgets_after_as_many(kept: int, many: int) -> None:
+    store: Any = Counting()
+    trimming, keep = Trimming(store, 0), StoreConfig(keep_results_max=kept)
+    store.ended += many - 1
+    trimming.look(1, keep, by_age=True)
+    assert store.trims == 0
+    store.ended += 1
+    trimming.look(2, keep, by_age=True)
+    assert store.trims == 1
 
 
 def test_while_the_clock_is_doubted_nothing_is_forgotten_for_its_age() -> None:

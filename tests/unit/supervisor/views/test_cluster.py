@@ -105,7 +105,7 @@ def test_what_runs_here_and_what_nobody_has_confirmed_is_told(node: Node) -> Non
 
 def test_the_whole_cluster_is_told_with_its_age(node: Node) -> None:
     node.beat()
-    assert node.status.seen_seconds == -1
+    assert node.status.seen_seconds is None
     nodes = [
         NodeSeen("shed", 1, True, False, 2, SECOND_NS, "1.0", ("p",)),
         NodeSeen("barn", 2, True, True, 0, 0, "1.0", ("p",)),

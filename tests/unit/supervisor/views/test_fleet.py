@@ -1,12 +1,15 @@
 """The state of the fleet in one word."""
 
+import pytest
+
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import TaskSpec
+from musterd.ipc.wire.messages import TaskDeclaration, TaskSpec
+from musterd.ipc.wire.resolving import Resolved
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.memory_use import MemoryUse
 from musterd.supervisor.core.model.policy import MemoryPolicy
 from musterd.supervisor.views import metrics as figures
-from musterd.supervisor.views.fleet import fleet_state, headline, pool_status
+from musterd.supervisor.views.fleet import fleet_state, headline, pool_status, tasks_at
 from support.core import Muster
 
 
@@ -61,3 +64,34 @@ def test_the_headline_counts_workers_that_are_busy_not_their_tasks(muster: type[
     m.submit(*(TaskSpec(id_, "p.x", b"\x80") for id_ in "abc"))
     assert m.fleet.pools["p"].leased == 3
     assert "1 of 1 workers, 1 busy" in headline(m.fleet, ready=True)
+
+
+def test_the_tasks_of_a_function_are_those_of_pools_that_have_loaded_it(
+    muster: type[Muster],
+) -> None:
+    m = muster()
+    assert tasks_at(m.fleet, "m:f") == Resolved(0, loading=["p"], pools=["p"])
+    m.tell(events.Started())
+    assert tasks_at(m.fleet, "m:f").loading == ["p"]
+    here, there = TaskDeclaration("f", place="m:f"), TaskDeclaration("g", place="m:g")
+    m.tell(events.ForkServerReady("p", (here, there)))
+    assert tasks_at(m.fleet, "m:f") == Resolved(0, ["p.f"], pools=["p"])
+    assert tasks_at(m.fleet, "m:") == Resolved(0, pools=["p"])
+
+
+def test_a_pool_that_cannot_load_its_worker_is_not_waited_for(muster: type[Muster]) -> None:
+    m = muster()
+    m.tell(events.Started())
+    m.tell(events.ForkServerFailed("p", "SyntaxError"))
+    assert tasks_at(m.fleet, "m:f") == Resolved(0, failed=["p"], pools=["p"])
+
+
+def test_an_answer_about_a_function_is_bounded(
+    muster: type[Muster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("musterd.supervisor.views.fleet.NAMES_SHOWN_MAX", 2)
+    m = muster()
+    m.tell(events.Started())
+    many = tuple(TaskDeclaration(f"f{number}", place="m:f") for number in range(5))
+    m.tell(events.ForkServerReady("p", many))
+    assert tasks_at(m.fleet, "m:f").tasks == ["p.f0", "p.f1"]

@@ -9,6 +9,7 @@ import pytest
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import (
     SHUTTING_DOWN,
+    Arguments,
     Rejection,
     TaskDeclaration,
 )
@@ -114,6 +115,30 @@ def test_a_task_that_its_pool_does_not_have_is_refused_once_the_code_is_loaded()
     why = "schedule 'a': key 'task': pool 'p' has no task 'y': it has x"
     assert acknowledged.rejected == [Rejection("a", INVALID_SCHEDULE, why)]
     assert daemon.names == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("args", "problem"),
+    [
+        ({"url": "u"}, ""),
+        ({"url": "u", "select": {}}, ""),
+        ({"url": "u", "selct": {}}, "p.x takes no argument 'selct': it takes select, url"),
+        ({"select": {}}, "p.x needs the argument 'url': give it a value"),
+    ],
+)
+def test_arguments_that_a_task_does_not_take_are_refused(args: Any, problem: str) -> None:
+    """Else every run would fail, and somebody would hear of it after some of them."""
+    daemon = Daemon()
+    given = added("a", args=msgspec.msgpack.encode(args))
+    takes = Arguments(("url", "select"), ("url",))
+    daemon.world.fleet.pools["p"].declare((TaskDeclaration("x", arguments=takes),))
+    put = schedule_events.SchedulePutRequested([given], [], b"1", 7)
+    [acknowledged] = of(actions.Acknowledge, daemon.tell(put))
+    why = [f"schedule 'a': key 'args': {problem}"] if problem else []
+    assert [each.message for each in acknowledged.rejected] == why
+    takes = Arguments(("url", "select"), open=True)
+    daemon.world.fleet.pools["p"].declare((TaskDeclaration("x", arguments=takes),))
+    assert daemon.put(given) == {}, "it takes any"
 
 
 def test_a_put_and_a_delete_are_one_transaction_each() -> None:

@@ -1,5 +1,6 @@
 """Attempts of the cluster: wanted, granted, ended, and what the end of the lease means."""
 
+from itertools import count
 from random import Random
 from typing import Any
 
@@ -16,7 +17,9 @@ from musterd.ipc.wire.messages import (
     ERROR,
     LOGGED_IN,
     LOGIN_FAILED,
+    LOGIN_WANTED,
     LOW,
+    NO_LOGIN,
     NOT_GIVEN,
     PERMANENT,
     Completion,
@@ -24,7 +27,13 @@ from musterd.ipc.wire.messages import (
     TaskDeclaration,
     TaskSpec,
 )
-from musterd.ipc.wire.node_messages import Attempt, AttemptEnd, AttemptProgress, Held
+from musterd.ipc.wire.node_messages import (
+    Attempt,
+    AttemptEnd,
+    AttemptProgress,
+    Held,
+    LoginVerdict,
+)
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import GatePolicy, SessionPolicy, TargetPolicy
@@ -614,32 +623,97 @@ def test_a_removed_pool_gives_back_what_waits_and_is_forgotten() -> None:
 # -- sessions ---------------------------------------------------------------------------------
 
 
-def test_a_node_ends_attempts_whose_session_it_holds_and_tries_again_after_the_pause() -> None:
-    limit = BreakerPolicy(failures=2, open_ns=60 * SECOND_NS, open_jitter=0.0, successes=1)
-    node = Node(2)
-    node.follow(sessions={"acme": SessionPolicy(logins=limit)})
+def test_the_end_of_an_attempt_says_what_became_of_its_login_and_the_node_counts_nothing() -> None:
+    limit = BreakerPolicy(failures=2, open_ns=60 * SECOND_NS, open_max_ns=90 * SECOND_NS)
+    never = structs.replace(limit, enabled=False)
+    node = Node()
+    sessions = {"acme": SessionPolicy(logins=limit), "free": SessionPolicy(logins=never)}
+    node.follow(sessions=sessions)
     node.join()
+    numbers = count(1)
 
-    def run(number: int, login: int) -> AttemptEnd:
-        answer = node.grant(attempt(f"t{number}", number, session="acme"), request=number)
-        if not (leases := leases_of(answer)):
-            return ends(answer)[0]
-        assert leases[0].session == "acme"
-        failure = Failure(ERROR, "Oops", "wrong password") if login == LOGIN_FAILED else None
-        done = Completion(leases[0].lease, SECOND_NS, b"", failure, login=login)
+    def said(login: int, error: str = "", session: str = "acme") -> LoginVerdict | None:
+        number = next(numbers)
+        answer = node.grant(attempt(f"t{number}", number, session=session), request=number)
+        (lease,) = leases_of(answer)
+        failure = Failure(ERROR, "Oops", error) if error else None
+        done = Completion(lease.lease, SECOND_NS, b"", failure, login=login)
         (worker,) = [each.worker for each in of(actions.AssignLeases, answer)]
-        return ends(node.tell(events.LeasesCompleted(worker, [done])))[0]
+        (end,) = ends(node.tell(events.LeasesCompleted(worker, [done])))
+        assert end.kind == ("failed" if error else "succeeded")
+        return end.login
 
-    for number in (1, 2):
-        assert run(number, LOGIN_FAILED).retry_ns > 0
-    held = run(3, LOGIN_FAILED)
-    assert held.failure is not None
-    assert (held.kind, held.failure.type, held.retry_ns) == ("failed", "SessionHeld", NOT_GIVEN)
-    node.wait(20 * SECOND_NS)
-    node.beat()
-    node.wait(20 * SECOND_NS)
-    node.beat()
-    node.wait(20 * SECOND_NS)
-    node.beat()
-    assert run(4, LOGGED_IN).kind == "succeeded"
-    assert node.fleet.sessions["acme"].breaker.as_new
+    rules = (2, 60 * SECOND_NS, 90 * SECOND_NS)
+    for _ in range(4):
+        failed = said(LOGIN_FAILED, "wrong password")
+        assert failed == LoginVerdict("acme", "failed", *rules, "Oops: wrong password")
+    assert said(LOGGED_IN) == LoginVerdict("acme", "worked", *rules)
+    assert said(NO_LOGIN) is None
+    assert said(NO_LOGIN, "no price") is None
+    assert said(LOGIN_FAILED, "wrong password", session="free") is None
+    assert node.fleet.sessions == {}
+
+
+BY_TASK = SessionPolicy(
+    login_task="q.log_in", login_args=b"\x81", logins=BreakerPolicy(failures=2, open_ns=SECOND_NS)
+)
+
+
+class Login(Node):
+    """A node whose session has a login task; each attempt is granted and ends at once."""
+
+    def __init__(self, session: SessionPolicy = BY_TASK) -> None:
+        super().__init__()
+        self.follow(sessions={"acme": session})
+        self.join()
+        self._numbers = count(1)
+
+    def run(self, login: int, error: str = "", **granted: Any) -> AttemptEnd:
+        number = next(self._numbers)
+        given = structs.replace(attempt(f"t{number}", number, session="acme"), **granted)
+        answer = self.grant(given, request=number)
+        (lease,) = leases_of(answer)
+        failure = Failure(ERROR, "Oops", error) if error else None
+        done = Completion(lease.lease, SECOND_NS, b"", failure, login=login)
+        (worker,) = [each.worker for each in of(actions.AssignLeases, answer)]
+        (end,) = ends(self.tell(events.LeasesCompleted(worker, [done])))
+        return end
+
+
+def test_an_attempt_that_finds_nobody_logged_in_goes_back_and_wants_the_login_task() -> None:
+    node = Login()
+    end = node.run(LOGIN_WANTED, "nobody is logged in")
+    assert (end.kind, end.failure) == ("untouched", None)
+    assert end.login is not None
+    assert (end.login.said, end.login.task, end.login.args) == ("wanted", "q.log_in", b"\x81")
+    node = Login(SessionPolicy())  # by now it has none
+    end = node.run(LOGIN_WANTED, "nobody is logged in")
+    assert (end.kind, end.login) == ("failed", None)
+
+
+def test_after_a_login_an_attempt_says_whether_it_has_worked() -> None:
+    node = Login()
+    worked = node.run(NO_LOGIN, again=True)
+    assert (worked.kind, worked.login and worked.login.said) == ("succeeded", "worked")
+    end = node.run(LOGIN_WANTED, "the site still asks", again=True)
+    assert (end.kind, end.login and end.login.said) == ("failed", "failed")
+    assert end.login is not None
+    assert end.login.problem == "Oops: the site still asks"
+    assert end.retry_ns > 0
+    other = node.run(NO_LOGIN, "no price", again=True)
+    assert (other.kind, other.login) == ("failed", None)
+
+
+def test_an_attempt_whose_login_task_failed_has_failed_before_it_begins() -> None:
+    node = Login()
+    waited = structs.replace(attempt("a", session="acme"), login_error="it did not work: no")
+    answer = node.grant(waited)
+    assert leases_of(answer) == []
+    (end,) = ends(answer)
+    assert (end.kind, end.login) == ("failed", None)
+    assert end.failure is not None
+    assert (end.failure.type, end.failure.message) == ("LoginFailed", "it did not work: no")
+    assert end.retry_ns > 0
+    last = structs.replace(waited, attempt=9, claim=8)
+    (end,) = ends(node.grant(last, request=2))
+    assert end.retry_ns == NOT_GIVEN

@@ -4,7 +4,16 @@ from typing import Any
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire.messages import ERROR, PERMANENT, TaskSpec
-from musterd.ipc.wire.node_messages import Attempt, Figures, NodeSeen, Notice, QueueCount, Seen
+from musterd.ipc.wire.node_messages import (
+    Attempt,
+    Figures,
+    LoginsTold,
+    NodeSeen,
+    Notice,
+    QueueCount,
+    Seen,
+    SessionLogins,
+)
 from musterd.supervisor.core.model import actions, events
 from musterd.supervisor.core.model.policy import ScalingPolicy
 from musterd.supervisor.core.model.queue import UNKNOWN_COST_NS
@@ -303,3 +312,52 @@ def test_an_idle_clustered_pool_shrinks_again() -> None:
     answer = grown(m, 30)
     assert of(actions.StopWorker, answer)
     assert m.fleet.pools["p"].size < 4
+
+
+# -- sessions whose logins fail -------------------------------------------------------------------
+
+
+def logins(m: Node, *failed: SessionLogins) -> list[str]:
+    """Tell what the cluster counts; return what people are told."""
+    answer = of(actions.Report, m.tell(events.ClusterTold(LoginsTold(list(failed)))))
+    for each in answer:
+        assert each.event != "session.held" or each.level == "error"
+    return [f"{each.event} {each.session}" for each in answer]
+
+
+def failed(m: Node, failures: int, left: int = 0, *, mine: bool = True) -> SessionLogins:
+    until_ns = m.now_ns + left * SECOND_NS if left else 0
+    return SessionLogins("acme", failures, until_ns, "wrong password", mine)
+
+
+def test_the_node_where_a_login_failed_tells_that_its_session_is_held() -> None:
+    m = Node()
+    m.join()
+    assert logins(m, failed(m, 1)) == []
+    m_report = of(actions.Report, m.tell(events.ClusterTold(LoginsTold([failed(m, 2, 60)]))))
+    assert [each.event for each in m_report] == ["session.held"]
+    assert m_report[0].reason == (
+        "session 'acme' is held for 60 s more: 2 logins in a row failed (wrong password); mend the "
+        "login, then: musterctl --cluster sessions reset acme"
+    )
+    assert m.fleet.cluster.holds("acme")
+    assert logins(m, failed(m, 2, 30)) == []  # a sidecar that takes over tells it again
+    m.wait(61 * SECOND_NS)
+    assert not m.fleet.cluster.holds("acme")
+    assert logins(m, failed(m, 2)) == []  # the next attempt may try
+    assert logins(m, failed(m, 3, 120)) == ["session.held acme"]
+    # It was reset, and the next login has failed before anybody looked.
+    assert logins(m, failed(m, 1, mine=False)) == ["session.resumed acme"]
+    assert logins(m, failed(m, 2, 60)) == ["session.held acme"]
+    assert logins(m) == ["session.resumed acme"]
+    assert m.fleet.cluster.logins == {}
+    assert logins(m) == []
+
+
+def test_of_a_session_that_is_held_elsewhere_nobody_is_told_here() -> None:
+    m = Node()
+    m.join()
+    assert logins(m, failed(m, 2, 60, mine=False)) == []
+    assert not m.fleet.cluster.holds("acme")
+    assert m.fleet.cluster.logins["acme"].failures == 2
+    assert logins(m) == []

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from musterd.ipc.resilience.policy import MILLISECOND_NS, SECOND_NS
+from musterd.ipc.wire.keys import derived_key
 from musterd.ipc.wire.messages import (
     CRITICAL,
     HIGH,
@@ -16,7 +17,6 @@ from musterd.ipc.wire.messages import (
     Outcome,
     Rejection,
     TaskSpec,
-    derived_key,
 )
 from musterd.supervisor.core.fleet import Fleet
 from musterd.supervisor.core.model import actions, events, ledger

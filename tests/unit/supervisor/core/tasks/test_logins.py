@@ -276,6 +276,29 @@ def test_pauses_grow_and_one_task_tries_at_a_time(driver: Logins) -> None:
     assert driver.kept == {}
 
 
+def test_many_tasks_of_a_held_session_end_in_several_turns(
+    driver: Logins, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logins, "ENDED_MAX", 3)
+    driver.m.tell(events.PauseRequested((("p", -1), ("q", -1))))
+    for number in range(8):
+        driver.submit(f"t{number}", session="plain", pool="pq"[number % 2])
+    driver.note(driver.m.tell(events.ResumeRequested((("p", -1), ("q", -1)))))
+    for _ in range(LIMIT.failures):
+        (name,) = driver.leases
+        driver.end(name, LOGIN_FAILED, "wrong password")
+    left = []
+    while True:
+        left.append(sum(task.spec.session == "plain" for task in driver.m.fleet.tasks.values()))
+        if not left[-1]:
+            break
+        assert len(left) < 10, left
+        driver.note(driver.m.wait(1))
+    assert left == [2, 0]
+    held = [driver.outcomes[f"t{number}"].failure.type for number in range(8)]  # type: ignore[union-attr]
+    assert held.count("SessionHeld") == 8 - LIMIT.failures
+
+
 def test_a_probe_that_needs_no_login_leaves_its_place_to_the_next(driver: Logins) -> None:
     driver.fails("wide")
     driver.wait(PAUSE_NS / SECOND_NS)

@@ -321,13 +321,82 @@ def test_where_every_run_counts_none_gives_way(clockwork: Any) -> None:
     assert instants(clock.wait(MINUTE_NS)) == []
 
 
-def test_a_run_that_a_person_retried_does_not_give_way(clockwork: Any) -> None:
+def by_hand(clock: Clockwork) -> TaskSpec:
+    """Run the schedule by hand; return the run."""
+    [spec] = made(clock.tell(schedule_events.ScheduleRunRequested("s", b"me")))
+    return spec
+
+
+def test_a_run_by_hand_that_waits_for_a_retry_is_attempted_when_the_next_is_due(
+    clockwork: Any,
+) -> None:
+    clock = clockwork(max_retries=3)
+    run = by_hand(clock)
+    clock.finish(kind="error", retry_delay_ns=10 * MINUTE_NS)
+    told = clock.wait(MINUTE_NS)
+    assert made(told) == []
+    [leased] = of(actions.AssignLeases, told)
+    assert [lease.attempt for lease in leased.leases] == [2]
+    [report] = reports(told, "schedule.skipped")
+    assert report.reason == f"run {run.id}, which somebody waits for, is tried again in its place"
+    assert clock.record.skipped == 1
+    [end] = [final for page in of(actions.Persist, clock.finish()) for final in page.finished]
+    assert (end.spec.id, end.outcome.state, end.outcome.attempts) == (run.id, "succeeded", 2)
+    assert instants(clock.wait(MINUTE_NS)) == [120]
+
+
+def test_a_hastened_attempt_is_not_a_retry_that_its_site_pays_for(clockwork: Any) -> None:
+    clock = clockwork(Every(2 * SECOND_NS), max_retries=3, target="site")
+    by_hand(clock)
+    budget = clock.world.fleet.sites["site"].budget
+    budget.restore(0)
+    clock.finish(kind="error", retry_delay_ns=SECOND_NS)
+    (task,) = clock.world.fleet.tasks.values()
+    assert task.debt is not None, "its retry cannot be paid for"
+    [leased] = of(actions.AssignLeases, clock.wait(2 * SECOND_NS))
+    assert [lease.attempt for lease in leased.leases] == [2]
+    assert task.debt is None
+    budget.restore(0)
+    clock.finish(kind="error", retry_delay_ns=SECOND_NS)
+    assert task.debt is not None, "the next retry cannot be paid for either"
+
+
+def test_a_run_by_hand_that_fails_for_good_silences_nothing(clockwork: Any) -> None:
+    clock = clockwork(max_retries=1)
+    run = by_hand(clock)
+    clock.finish(kind="error", retry_delay_ns=10 * MINUTE_NS)
+    clock.wait(MINUTE_NS)
+    [end] = [
+        final for page in of(actions.Persist, clock.finish(kind="error")) for final in page.finished
+    ]
+    assert (end.spec.id, end.outcome.state) == (run.id, "failed")
+    assert instants(clock.wait(MINUTE_NS)) == [120]
+
+
+def test_a_run_that_a_person_retried_is_attempted_when_the_next_is_due(clockwork: Any) -> None:
     clock = clockwork(max_retries=3)
     (run,) = made(clock.wait(MINUTE_NS))
     clock.finish(fail=True)
     clock.retry(run, seq=1)
     clock.finish(kind="error", retry_delay_ns=10 * MINUTE_NS)
-    assert instants(clock.wait(MINUTE_NS)) == []
+    told = clock.wait(MINUTE_NS)
+    assert instants(told) == []
+    assert of(actions.AssignLeases, told)
+
+
+def test_a_run_beside_one_that_a_person_retried_is_left_out_while_one_runs(clockwork: Any) -> None:
+    clock = clockwork(max_retries=3, size=2)
+    (first,) = made(clock.wait(MINUTE_NS))
+    clock.finish(fail=True)
+    clock.wait(MINUTE_NS)
+    clock.finish(kind="error", retry_delay_ns=10 * MINUTE_NS)  # the second waits
+    clock.retry(first, seq=1)  # the first runs
+    told = clock.wait(MINUTE_NS)
+    assert made(told) == []
+    assert not of(actions.AssignLeases, told)
+    clock.finish(kind="error", retry_delay_ns=10 * MINUTE_NS)  # now both wait
+    [leased] = of(actions.AssignLeases, clock.wait(MINUTE_NS))
+    assert [clock.world.fleet.tasks[first.id].lease] == [lease.lease for lease in leased.leases]
 
 
 def test_a_run_may_begin_beside_the_last_one_where_that_is_allowed(clockwork: Any) -> None:
