@@ -10,17 +10,21 @@ import contextlib
 import os
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import time
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import AsyncIterator, Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from bot import name_of
 from sites import PASSWORD, PORT
+
+from musterd.supervisor.system.commands import typed
 
 HERE = Path(__file__).resolve().parent
 MUSTERD, MUSTERCTL = "musterd.supervisor", "musterd.supervisor.ctl"
@@ -49,6 +53,11 @@ async def ended(process: Process) -> AsyncIterator[Process]:
         await process.wait()
 
 
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as found:
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
 class Show:
     """The daemon and the programs that speak to it, in a temporary directory."""
 
@@ -59,6 +68,7 @@ class Show:
         self.log = folder / "musterd.log"
         self.control = folder / "run" / "control.sock"
         self.daemon: Process | None = None
+        self.dashboard = free_address() if find_spec("uvicorn") else ""  # over restarts
         config = (HERE / "musterd.toml").read_text()
         self.config.write_text(config.replace(f"127.0.0.1:{PORT}", f"127.0.0.1:{port}"))
 
@@ -66,6 +76,8 @@ class Show:
         """Run the daemon, and start it again when it dies, as systemd does for a service."""
         folders = {"runtime_dir": self.control.parent, "state_dir": self.folder / "state"}
         settings = [f"--set=supervisor.{key}={path}" for key, path in folders.items()]
+        if self.dashboard:
+            settings.append(f"--set=http.listen={self.dashboard}")
         options = {"stdin": DEVNULL, "env": {**os.environ, "VAULT_PASSWORD": PASSWORD}}
         while True:
             with self.log.open("ab") as log:
@@ -106,6 +118,15 @@ class Show:
                 raise SystemExit(f"musterctl {' '.join(arguments)} says in the end:\n{said}")
             await asyncio.sleep(POLL_SECONDS)
         return said
+
+    async def tell_ways_in(self) -> None:
+        """Tell how to look at the fleet, by an address and a command that work as they are."""
+        if self.dashboard:
+            await self.until(lambda said: '"state": "up"' in said, "--json", "status")
+            print(f"dashboard: http://{self.dashboard}")
+        else:
+            print("dashboard: pip install 'musterd[web]'")
+        print(typed("musterctl", "-s", str(self.control), "status", cwd=Path.cwd()), flush=True)
 
 
 class User:
@@ -189,7 +210,8 @@ async def run(folder: Path, *, demo: bool) -> None:
         assert sites.stdout is not None
         show = Show(folder, int(await sites.stdout.readline()))
         async with show.musterd():
-            tell(f"exchanges on {show.site}; musterctl -s {show.control} status")
+            tell(f"exchanges on {show.site}")
+            await show.tell_ways_in()
             async with ended(await show.bot(PIPE if demo else None)) as bot:
                 try:
                     await (demonstrate(show, User(bot)) if demo else bot.wait())
