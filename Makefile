@@ -1,4 +1,4 @@
-# make demo | make demo-cluster | make example | make test | make test-fast | make test-long | make run | make lint | make bench | make bench-fleet | make bench-growth | make bench-schedules | make bench-browser | make bench-peers | make bench-cluster | make chaos | make chaos-cluster
+# make demo | make demo-cluster | make example | make test | make test-fast | make test-long | make run | make lint | make docs | make bench | make bench-fleet | make bench-growth | make bench-schedules | make bench-browser | make bench-peers | make bench-cluster | make chaos | make chaos-cluster
 # make test-trixie | make test-forky | make install | make uninstall
 # (see README.md)
 #
@@ -37,10 +37,10 @@ DEBIAN_POSTGRES := postgresql
 # The other packages that a Debian in a folder needs to install and test musterd.
 DEBIAN_TREE := systemd-sysv procps python3 make ca-certificates
 
-.PHONY: help demo demo-cluster example test test-setup test-fast test-long coverage test-trixie test-forky run lint format bench bench-fleet bench-growth bench-schedules bench-web bench-browser bench-peers bench-cluster chaos chaos-cluster soak-browser screenshots clean install uninstall
+.PHONY: help demo demo-cluster example test test-setup test-fast test-long coverage test-trixie test-forky run lint docs format schema bench bench-fleet bench-growth bench-schedules bench-web bench-browser bench-peers bench-cluster chaos chaos-cluster soak-browser screenshots clean install uninstall
 
 help:
-	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker"
+	@echo "make demo       set up, then run the main job: sample site, tasks, a killed worker (DEMO=--stay: until Enter)"
 	@echo "make demo-cluster  three nodes and a PostgreSQL here: 2,000 tasks, a node killed, one stopped, a restart"
 	@echo "make example    a bot that watches six exchanges (EXAMPLE=--demo types for you)"
 	@echo "make test       set up, then run the test-suite (test-fast: unit tests and a short simulation)"
@@ -48,6 +48,7 @@ help:
 	@echo "make test-trixie  as root: on Debian 13, made in a folder: its systemd, its Python (test-forky: Debian 14)"
 	@echo "make run        the daemon in the foreground with etc/musterd.toml"
 	@echo "make lint       ruff and mypy"
+	@echo "make docs       the documentation as a site, in build/site; open index.html (SITE=FOLDER)"
 	@echo "make coverage   which lines no test reaches (COVERAGE=tests/unit for a part)"
 	@echo "make bench      throughput, latency, recovery and memory, side by side with the standard library"
 	@echo "make bench-fleet  ten million tasks, 10,000 restarts, 200 idle workers, shutdown, replacement"
@@ -63,13 +64,13 @@ help:
 	@echo "make chaos      three storms of two minutes and 10,000 kills (docs/chaos.md)"
 	@echo "make chaos-cluster  three nodes and a PostgreSQL: 100,000 tasks, 20 and 50 kills (docs/chaos.md)"
 
-demo: $(VENV)/.browser
-	@$(BIN)/musterd demo
+demo: $(VENV)/.browser $(VENV)/.web
+	@$(BIN)/musterd demo $(DEMO)
 
 demo-cluster: $(VENV)/.cluster | debian-postgres
 	@$(BIN)/python -m musterd.supervisor.demo.cluster $(DEMO)
 
-example: $(VENV)/.browser $(VENV)/.sessions
+example: $(VENV)/.browser $(VENV)/.sessions $(VENV)/.web
 	@$(BIN)/python examples/promo_watch/run.py $(EXAMPLE)
 
 run: $(VENV)/.base
@@ -78,17 +79,17 @@ run: $(VENV)/.base
 # Three times as many tests as processors run at a time, because most tests wait for processes. The slowest
 # folders come first. tests/system boots machines, which needs root; else it is skipped. No test is run
 # twice to make it pass. SHUFFLE=1: in random order, whose seed is printed.
-TESTS ?= tests/system tests/browser tests/chaos tests/integration tests/cluster tests/sim tests/unit
+TESTS ?= tests/system tests/browser tests/chaos tests/integration tests/cluster tests/sim tests/typing tests/unit
 JOBS ?= $(shell expr 3 '*' $$(nproc))
 SPREAD = -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(SHUFFLE),-p randomly)
-test-setup: $(VENV)/.dev $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tests | debian-curl debian-postgres
+test-setup: $(VENV)/.test $(BIN)/promtool $(NODE)/.installed $(VENV)/html5lib-tests | debian-curl debian-postgres
 	@[ "$$(id -u)" != 0 ] || $(MAKE) --no-print-directory debian-system
 
 test: test-setup
 	@$(BIN)/python -m pytest $(TESTS) $(SPREAD)
 
 # Unit tests and a short simulation: no daemon, no browser.
-test-fast: $(VENV)/.dev
+test-fast: $(VENV)/.test
 	@$(BIN)/python -m pytest tests/sim tests/unit -n $$(nproc) --dist loadfile --no-loadscope-reorder --seeds 100
 
 # Storms, soaks, hostile clients, every combination of backend and user, and ten times the seeds.
@@ -100,7 +101,7 @@ test-long: test-setup
 # MIRROR=http://...), and the folder is kept. tests/system/bed says what a machine needs.
 TREES := .trees
 test-trixie test-forky: TESTS = tests/system
-test-trixie test-forky: test-%: $(VENV)/.dev debian-debootstrap
+test-trixie test-forky: test-%: $(VENV)/.test debian-debootstrap
 	@MIRROR="$(MIRROR)" bash tests/system/bed/tree.sh make $* $(CURDIR)/$(TREES)/$* $(CURDIR) \
 		$(DEBIAN_TREE) $(DEBIAN_BASE) $(DEBIAN_BUILD) $(DEBIAN_SYSTEM)
 	@$(BIN)/python -m pytest $(TESTS) --tree $(CURDIR)/$(TREES)/$*
@@ -108,7 +109,7 @@ test-trixie test-forky: test-%: $(VENV)/.dev debian-debootstrap
 # Show the lines that no test reaches, also in the daemon, its fork servers and workers, unless they are
 # killed.
 COVERAGE ?= tests/unit tests/integration
-coverage: $(VENV)/.dev
+coverage: $(VENV)/.test
 	@$(BIN)/coverage erase
 	-@$(BIN)/coverage run -m pytest -q $(COVERAGE)
 	@$(BIN)/coverage combine -q
@@ -116,20 +117,30 @@ coverage: $(VENV)/.dev
 	@$(BIN)/coverage report
 	@echo "line by line: .coverage-html/index.html"
 
-lint: $(VENV)/.dev
+lint: $(VENV)/.test
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@MYPYPATH=tests $(BIN)/mypy -p support
 	@$(BIN)/mypy examples/promo_watch
 
-format: $(VENV)/.dev
+# Any warning is an error: a broken link or anchor, a page that docs/index.md does not name.
+SITE ?= build/site
+docs: $(VENV)/.docs
+	@$(BIN)/sphinx-build -q -E -W --keep-going -c docs/site -d build/doctrees . $(SITE)
+	@echo "$(abspath $(SITE))/index.html"
+
+format: $(VENV)/.test
 	@$(BIN)/ruff check --fix-only .
 	@$(BIN)/ruff format .
 
+# What musterctl prints with --json; a test says when it is not current.
+schema: $(VENV)/.test
+	@$(BIN)/python -m musterd.supervisor.ctl.json_schema >docs/musterctl.schema.json
+
 # Pictures of the dashboard in its main states, made by the tests; one is part of the documentation.
 SHOTS ?= $(CURDIR)/.screenshots
-screenshots: $(VENV)/.dev
+screenshots: $(VENV)/.test
 	@mkdir -p $(SHOTS)
 	@MUSTERD_SCREENSHOTS=$(SHOTS) $(BIN)/python -m pytest tests/browser/test_dashboard.py
 	@cp $(SHOTS)/dashboard-work.png docs/images/dashboard.png
@@ -138,7 +149,7 @@ screenshots: $(VENV)/.dev
 bench: $(VENV)/.base
 	@$(BIN)/python bench/run.py
 
-bench-web: $(VENV)/.dev
+bench-web: $(VENV)/.test
 	@$(BIN)/python bench/web.py
 
 bench-fleet: $(VENV)/.base
@@ -171,12 +182,12 @@ bench-cluster: $(VENV)/.cluster $(CLUSTER_PEERS:%=$(PEER_VENVS)/%/.installed) $(
 
 CHAOS_SECONDS ?= 120
 CHAOS_RESTARTS ?= 10000
-chaos: $(VENV)/.dev
+chaos: $(VENV)/.test
 	@$(BIN)/python -m pytest tests/chaos --long \
 		--chaos-seconds $(CHAOS_SECONDS) --chaos-restarts $(CHAOS_RESTARTS) $(CHAOS)
 
 CHAOS_TASKS ?= 100000
-chaos-cluster: $(VENV)/.dev | debian-postgres
+chaos-cluster: $(VENV)/.test | debian-postgres
 	@$(BIN)/python -m pytest tests/cluster/test_chaos_cluster.py -q -s --chaos-tasks $(CHAOS_TASKS) $(CHAOS)
 
 # Install into a virtual environment of the system's interpreter, which every user can read. Build from a
@@ -190,7 +201,7 @@ install: debian-base debian-build
 	@echo "installing musterd[$(EXTRAS)] into $(PREFIX)"
 	@$(PREFIX)/bin/python -m pip --version >/dev/null 2>&1 || /usr/bin/python3 -m venv $(PREFIX)
 	@copy=$$(mktemp -d) && trap 'rm -rf "$$copy"' EXIT && \
-	tar -cf - pyproject.toml constraints.txt README.md LICENSE supervisor workers ipc etc systemd docs src | \
+	tar -cf - pyproject.toml constraints.txt README.md LICENSE supervisor workers ipc testing etc systemd docs src | \
 		tar -C "$$copy" --no-same-owner -xf - && \
 	pip="$(PREFIX)/bin/python -m pip --quiet --disable-pip-version-check" && \
 	$$pip install -c constraints.txt 'setuptools>=68' wheel && \
@@ -203,7 +214,7 @@ uninstall:
 	@rm -rf $(PREFIX)
 
 RENDERS ?= 300
-soak-browser: $(VENV)/.dev
+soak-browser: $(VENV)/.test
 	@$(BIN)/python -m pytest tests/browser/test_browser_soak.py --long --browser-renders $(RENDERS)
 
 clean:
@@ -308,6 +319,11 @@ $(VENV)/.browser: $(VENV)/.base | debian-browser
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[browser]'
 	@touch $@
 
+$(VENV)/.web: $(VENV)/.base
+	@echo "installing the web extra"
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[web]'
+	@touch $@
+
 $(VENV)/.cluster: $(VENV)/.base
 	@echo "installing the cluster extra"
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[cluster]'
@@ -318,7 +334,12 @@ $(VENV)/.sessions: $(VENV)/.base
 	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[sessions]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.browser | debian-build
+$(VENV)/.docs: $(VENV)/.base
+	@echo "installing the docs extra"
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[docs]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.browser | debian-build
 	@echo "installing what the tests need"
-	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[alerts,browser,cluster,sessions,systemd,yaml,web,dev]'
+	@$(PIP) install -c constraints.txt --no-build-isolation -e '.[alerts,browser,cluster,sessions,systemd,yaml,web,dev,docs,recipes,test]'
 	@touch $@

@@ -35,7 +35,7 @@ from rich.console import Console
 from table import measured
 
 from musterd import Client
-from musterd.ipc.client.sync_client import TaskHandle
+from musterd.ipc.client.sync_submit import TaskHandle
 
 LOOK_SECONDS = 0.005
 LOOKS = 5

@@ -253,7 +253,7 @@ def measure_runs(plan: Plan, folder: Path) -> Measure:
             _figure("runs.artefacts", "artefacts, attempts", COUNT, kept, f"{seconds:.0f} s"),
             _figure("runs.artefact_bytes", "artefacts", BYTES, bytes_kept),
             _figure("runs.history", "entries of a schedule, at most", COUNT, [float(entries_kept)]),
-            _figure("runs.store", "store, with a minute's finished tasks", BYTES, stores),
+            _figure("runs.store", "store", BYTES, stores),
             _figure("runs.memory", "supervisor, PSS", BYTES, memory),
         ],
     )

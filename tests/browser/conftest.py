@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -260,14 +261,24 @@ USUAL = (("playwright", "root"), ("cdp", "sandbox"))
 
 
 def is_another_combination(item: pytest.Item) -> bool:
-    """Tell whether `make test` has this test with another backend or user."""
+    """Tell whether `make test` has this test with another backend or user.
+
+    Each test has one of the pairs there, by its name and its other parameters, so that every file
+    has tests of both.
+    """
     call = getattr(item, "callspec", None)
     if call is None or not item.path.is_relative_to(HERE):
         return False
     backend = call.params.get("backend", call.params.get("fleet"))
-    if "privilege" in call.params:
-        return (backend, call.params["privilege"]) not in USUAL
-    return backend == "playwright" and item.get_closest_marker("one_backend") is not None
+    if backend not in ("playwright", "cdp"):
+        return False
+    if item.get_closest_marker("one_backend") is not None:
+        pair = USUAL[1]
+    else:
+        ours = {*USUAL[0], *USUAL[1]}
+        words = [item.nodeid.partition("[")[0], *(x for x in call.id.split("-") if x not in ours)]
+        pair = USUAL[zlib.crc32(" ".join(words).encode()) % len(USUAL)]
+    return (backend, call.params.get("privilege", pair[1])) != pair
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -70,7 +70,8 @@ def test_pages_are_rendered_side_by_side_and_know_nothing_of_each_other(
         "worker": "musterd.workers.browser:BrowserWorker",
         "size": 1,
         "concurrency": TOGETHER,
-        "options": {"backend": backend, "recycle_requests": 4},
+        # Pages that wait for each other must not be on both sides of a replacement.
+        "options": {"backend": backend, "recycle_requests": TOGETHER},
     }
     daemon = muster({"browser": pool}, as_user=unprivileged.uid if os.geteuid() == 0 else None)
     with daemon.client() as client:

@@ -94,7 +94,8 @@ def test_an_idle_worker_whose_browser_hangs_is_replaced_as_a_whole(
 ) -> None:
     if (victim, backend) == ("driver", "cdp"):
         pytest.skip("this backend has no driver")
-    fleet = start(health_interval="500ms")
+    # The worker finds it out by itself, also where a probe takes longer than usual.
+    fleet = start(health_interval="500ms", health_timeout="60s")
     before = fleet.worker("browser")
     fleet.strike("browser", victim, signal.SIGSTOP)
     fleet.waiting("it is lost", lambda: fleet.daemon.pool("browser").lost == {"unhealthy": 1})

@@ -97,6 +97,19 @@ def test_dialogs_and_popups_hold_nothing_up(fleet: Fleet, path: str, title: str)
     assert fleet.render(path, args=args, **LONG)["title"] == title
 
 
+@pytest.mark.usefixtures("same_browser")
+def test_half_of_a_character_harms_nobody(fleet: Fleet) -> None:
+    """Pages cut texts wherever they like, and Chromium passes on what they say."""
+    shown = "half \N{REPLACEMENT CHARACTER}"
+    script = "console.log(document.title); return [{a: document.title, [document.title]: 1}]"
+    page = fleet.render("/halves", args={"script": script}, **LONG)
+    assert page["title"] == shown
+    assert f"<p>{shown}</p>" in page["html"]
+    assert page["script"] == [{"a": shown, shown: 1}]
+    failed = fleet.submit("/halves", args={"script": "throw new Error(document.title)"}, **LONG)
+    assert failure(failed) == "ScriptFailed"
+
+
 def test_a_browser_that_cannot_reach_anything_is_replaced_after_three_pages(fleet: Fleet) -> None:
     fleet.strike("browser", "network", signal.SIGSTOP)
     for _ in range(3):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.daemon import Muster, Musters
-from support.login_site import PASSWORD, USER, LoginSite, login_site
+from support.login_site import ODD, PASSWORD, USER, LoginSite, login_site
 
 BACKENDS = ("playwright", "cdp")
 # A busy machine may need longer than a browser has.
@@ -107,3 +107,28 @@ def test_what_a_page_writes_is_kept_and_what_it_removes_is_gone(
     assert page["script"] == {"new": "1"}
     fresh = daemon.client().submit("browser.render", args).result(timeout=120)  # without a session
     assert fresh["script"] == {}
+
+
+def test_a_page_cannot_make_its_session_unreadable(daemon: Muster, site: LoginSite) -> None:
+    extract(daemon, f"{site.url}/account", {})
+    extract(daemon, f"{site.url}/forged", {})
+    assert extract(daemon, f"{site.url}/account", {"user": ".user"}) == {"user": USER}
+    args = {"url": f"{site.url}/account", "script": "return {...localStorage}"}
+    page = daemon.client().submit("browser.render", args, session="acme").result(timeout=120)
+    assert page["script"] == {"text": "text", "half": "\N{REPLACEMENT CHARACTER}"}
+    assert site.logins == 1
+
+
+def test_cookies_that_the_browser_refuses_stay_and_break_nothing(
+    daemon: Muster, site: LoginSite
+) -> None:
+    account = f"{site.url}/account"
+    assert extract(daemon, account, {"user": ".user"}) == {"user": USER}
+    extract(daemon, f"{site.url}/odd", {}, "parser")
+    names = extract(daemon, f"{site.url}/names", {"all": "body"}, "parser")["all"].split()
+    assert len(names) == len(ODD) + 2, names
+    assert extract(daemon, account, {"user": ".user"}) == {"user": USER}
+    shown = extract(daemon, f"{site.url}/names", {"all": "body"})["all"].split()
+    assert {"sid", "theme"} <= {*shown} < {*names}
+    assert extract(daemon, f"{site.url}/names", {"all": "body"}, "parser")["all"].split() == names
+    assert (site.logins, site.refused) == (1, 0)

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -229,6 +230,31 @@ def test_a_pool_is_scaled_and_drained_after_a_confirmation(
     page.get_by_role("spinbutton", name="Workers").fill("2")
     confirm(page)
     waiting("two are left", lambda: fleet.pool("mail").running == 2)
+
+
+def test_a_link_with_the_token_unlocks_actions_and_leaves_no_trace(
+    fleet: Any, browser: Browser
+) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.goto(f"{fleet.url}/#token={TOKEN}")
+    expect(page.get_by_role("button", name="Lock actions")).to_be_visible()
+    assert page.url == f"{fleet.url}/"
+    page.reload()  # the tab remembers it
+    expect(page.get_by_role("button", name="Lock actions")).to_be_visible()
+    page.get_by_role("button", name="Lock actions").click()
+    page.evaluate(f"location.hash = 'token={TOKEN}'")  # the link, in the tab that is open
+    expect(page.get_by_role("button", name="Lock actions")).to_be_visible()
+    assert not any(TOKEN in url for url in asked)
+    context.close()
+    fresh = browser.new_page()
+    fresh.goto(f"{fleet.url}/#token=not-the-token-of-this-daemon")
+    expect(fresh.get_by_text("give the token")).to_be_visible()
+    expect(fresh.get_by_role("button", name="Unlock actions")).to_be_visible()
+    assert fresh.url == f"{fleet.url}/"
+    fresh.close()
 
 
 def test_an_open_breaker_counts_down_and_is_reset(
@@ -548,6 +574,27 @@ def test_a_schedule_of_the_configuration_is_read_only_and_says_so(
     expect(foot.get_by_role("button", name="Edit")).to_have_count(0)
     expect(foot.get_by_role("button", name="Remove")).to_have_count(0)
     shot(page, "schedule-of-file")
+
+
+def test_why_a_run_of_a_schedule_was_skipped_is_said(
+    fleet: Any, page: Page, waiting: Waiting, shot: Callable[..., None]
+) -> None:
+    client = fleet.client()
+    schedules = client.schedules
+    schedules.put("stuck", task="shops.check", every="1s", args={"seconds": 600})
+    run = waiting("it runs", lambda: schedules.get("stuck").last_task)
+    row = page.locator('#schedules [data-key="stuck"]')
+    last = row.locator("td").nth(3)
+    why = re.compile(rf"[1-9]\d* skipped, the last because run {re.escape(run)} has not ended")
+    expect(last).to_have_attribute("title", why)
+    row.click()
+    body = page.locator("#detail-body")
+    expect(body.locator("dt", has_text="Skipped")).to_be_visible()
+    said = re.compile(rf"^[1-9]\d*, the last because run {re.escape(run)} has not ended$")
+    expect(body.locator("dt", has_text="Skipped").locator("+ dd")).to_have_text(said)
+    shot(page, "schedule-skipped")
+    schedules.delete("stuck")
+    client.task(run).cancel()
 
 
 def test_a_schedule_beyond_those_listed_is_found_and_opened(fleet: Any, page: Page) -> None:

@@ -88,7 +88,7 @@ def test_the_bot_is_never_deaf_and_nothing_is_left(shown):
     [pause] = re.findall(r"never deaf for longer than (\d+) ms", shown)
     assert float(pause) < PAUSE_MS_MAX
     assert "musterd has ended, with exit code 0" in shown
-    [folder] = re.findall(r"musterctl -s (\S+)/run/control.sock", shown)
+    [folder] = re.findall(r" -s (\S+)/run/control.sock", shown)
     assert not Path(folder).exists()
     for process in psutil.process_iter():
         try:
@@ -96,6 +96,16 @@ def test_the_bot_is_never_deaf_and_nothing_is_left(shown):
         except psutil.Error:  # the process has ended, or belongs to another user
             continue
         assert not any(folder in word or str(EXAMPLE) in word for word in words), words
+
+
+def test_the_ways_in_are_printed_as_they_work(shown):
+    [address] = re.findall(r"^dashboard: (http://127\.0\.0\.1:\d+)$", shown, re.MULTILINE)
+    assert address not in re.findall(r"exchanges on (\S+)", shown)
+    [command] = re.findall(r"^(\S+) -s \S+/run/control\.sock status$", shown, re.MULTILINE)
+    done = subprocess.run(
+        [command, "--help"], cwd=Path.cwd(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0
 
 
 def test_the_readme_shows_what_the_demo_prints(shown):

@@ -31,7 +31,7 @@ from storm.work import (
 from musterd.supervisor.api.status import FleetStatus
 from musterd.supervisor.core.tasks.leases import WINDOW_MAX
 from musterd.supervisor.system.directories import store_file
-from support.daemon import Musters
+from support.daemon import OUR_FRAME, Musters
 from support.waiting import Waiting
 
 TASKS = 2000
@@ -46,7 +46,6 @@ WORKERS = sum(POOLS.values())
 # Must never be in the daemon's log: our own mistakes, or dropped messages.
 FORBIDDEN = (
     "internal error",
-    "Traceback",
     "is not stored",
     "was taken",
     "cannot be read",
@@ -97,6 +96,7 @@ def check_executions(diary: Diary, jobs: dict[str, Job], monkey: Monkey) -> None
 def check_log(log: str) -> None:
     for line in log.splitlines():
         assert not any(words in line for words in FORBIDDEN), line
+        assert not OUR_FRAME.search(line), line
 
 
 def all_there(fleet: FleetStatus) -> bool:

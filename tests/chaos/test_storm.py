@@ -35,7 +35,7 @@ from musterd.supervisor.api import rpc
 from musterd.supervisor.store.interface import pool_of
 from musterd.supervisor.store.queries import contents
 from musterd.supervisor.system.directories import store_file
-from support.daemon import Muster, Musters
+from support.daemon import OUR_FRAME, Muster, Musters
 from support.waiting import Waiting
 
 NOBODY = 65534
@@ -54,7 +54,7 @@ PAUSE_SECONDS_MAX = 30.0  # without any progress
 # share two processors, and so do other tests of the suite.
 
 # Must never be in the daemon's log: our own mistakes.
-FORBIDDEN = ("internal error", "Traceback", "is not stored", "was taken", "resists", "no pool")
+FORBIDDEN = ("internal error", "is not stored", "was taken", "resists", "no pool")
 
 
 def settings(containment: str) -> dict[str, Any]:
@@ -299,3 +299,4 @@ def test_nothing_is_lost_doubled_or_left_behind_in_a_storm(
     diary.check()
     for line in daemon.log().splitlines():
         assert not any(words in line for words in FORBIDDEN), line
+        assert not OUR_FRAME.search(line), line

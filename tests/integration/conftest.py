@@ -3,6 +3,8 @@ gone, and the examples of the documentation, ready to run."""
 
 import contextlib
 import os
+import subprocess
+import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -38,6 +40,10 @@ class Jobs(Worker):
         return value
 
     @task
+    def visit(self, ctx, url: str) -> str:
+        return url
+
+    @task
     def nap(self, ctx, seconds: float, tell: str = "") -> int:
         if tell:
             with open(tell, "a") as f:
@@ -65,11 +71,11 @@ class Jobs(Worker):
         raise ValueError(text)
 
     @task(max_retries=5)
-    def flaky(self, ctx, path: str, times: int) -> int:
+    def flaky(self, ctx, path: str, times: int, after: float = 0.01) -> int:
         with open(path, "a") as f:
             f.write(f"{ctx.attempt}\\n")
         if ctx.attempt <= times:
-            raise Retry(after=0.01)
+            raise Retry(after=after)
         return ctx.attempt
 
     @task(timeout=0.3, max_retries=0)
@@ -189,6 +195,25 @@ def _remove_group(group: Path) -> None:
         else:
             return
     pytest.fail(f"{group} is not empty")
+
+
+@pytest.fixture(scope="module")
+def answering(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
+    """Serve a control.sock with the answers of a module: answering("support.x") is its path."""
+    with contextlib.ExitStack() as started:
+
+        def start(module: str) -> str:
+            path = str(tmp_path_factory.mktemp("answers") / "control.sock")
+            program = Path(__file__).with_name("answers_standin.py")
+            process = started.enter_context(
+                subprocess.Popen([sys.executable, program, path, module], stdout=subprocess.PIPE)
+            )
+            started.callback(process.terminate)
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            return path
+
+        yield start
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -124,6 +125,18 @@ def test_a_run_by_hand_is_refused_while_the_last_one_is_alive(jobs: Jobs) -> Non
     asyncio.run(main(jobs()))
 
 
+def test_who_checks_now_gets_the_result_though_a_run_is_due_while_that_waits_for_a_retry(
+    jobs: Jobs, short_folder: Path
+) -> None:
+    args = {"path": str(short_folder / "attempts"), "times": 2, "after": 10 * PATIENCE_SECONDS}
+    with jobs().client() as client:
+        client.schedules.put("kites", task="jobs.flaky", args=args, every="1s")
+        client.schedules.pause("kites")
+        run = client.schedules.run("kites")
+        client.schedules.resume("kites")
+        assert run.result(PATIENCE_SECONDS) == 3  # the attempts at the next due times
+
+
 def test_musterctl_adds_edits_and_removes(jobs: Jobs) -> None:
     daemon = jobs(schedule__ours={"task": "jobs.echo", "cron": NEVER})
 
@@ -147,8 +160,10 @@ def test_musterctl_adds_edits_and_removes(jobs: Jobs) -> None:
             "priority": "low",
             "args": {"value": 3},
         }
-        done("edit", "kites", "--unset", "priority", "--unset", "args.value")
-        kept = {"task": "jobs.echo", "cron": NEVER, "timezone": "UTC", "args": {}}
+        lacks = done("edit", "kites", "--unset", "args.value", "valeu=3", code=1)
+        assert "key 'args': jobs.echo takes no argument 'valeu': it takes value" in lacks
+        done("edit", "kites", "--unset", "priority", "value=4")
+        kept = {"task": "jobs.echo", "cron": NEVER, "timezone": "UTC", "args": {"value": 4}}
         assert client.schedules.get("kites").keys == kept
     assert done("pause", "kites") == "kites: paused\n"
     assert done("resume", "kites") == "kites: active\n"
@@ -188,7 +203,7 @@ def test_a_file_wins_and_a_pool_that_is_gone_is_told(jobs: Jobs, waiting: Waitin
         daemon.config_path.write_text(json.dumps({**config, "pools": others}))
         daemon.start()
         tea = names(daemon)["tea"]
-        assert (tea["state"], tea["task"], tea["next_at"]) == ("unusable", "jobs.echo", 0.0)
+        assert (tea["state"], tea["task"], tea["next_at"]) == ("unusable", "jobs.echo", None)
         assert "has no pool" in tea["problem"]
         assert "has no pool" in daemon.ctl("schedule").stdout
         assert daemon.ctl("schedule", "run", "tea").returncode == 1

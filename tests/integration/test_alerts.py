@@ -396,6 +396,22 @@ def test_the_url_is_in_no_log_no_answer_and_no_list_of_processes(
     waiting("it is delivered", lambda: hook.heard)
 
 
+def test_a_destination_that_cannot_work_is_told_at_the_start(
+    alerted: Callable[..., Muster], hook: Hook, waiting: Waiting, tmp_path: Path
+) -> None:
+    """Else people hear of it when the first alert does not come."""
+    url_file = tmp_path / "url"
+    muster = up(alerted(url_file=str(url_file), start=False).start(), waiting)
+    why = f"url_file {url_file} is missing or empty"
+    assert f"alert ops: nothing can be delivered: {why}" in muster.log()
+    assert "failing" in muster.ctl("alerts").stdout
+    assert f"ops: not delivered: {why}" in muster.ctl("alerts").stdout
+    url_file.write_text(hook.url)
+    url_file.chmod(0o600)
+    assert muster.ctl("alerts", "test", "ops").returncode == 0
+    waiting("all is well", lambda: "idle" in muster.ctl("alerts").stdout)
+
+
 def listed() -> list[list[str]]:
     found = []
     for process in psutil.process_iter():

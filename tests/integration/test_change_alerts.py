@@ -134,6 +134,30 @@ def test_no_change_is_lost_when_everything_is_killed(
     assert site.titles()[1] == "kites: price 2 € → 3 €"
 
 
+def test_all_that_history_keeps_is_told_with_its_content(
+    kites: Callable[..., Muster], site: Loopback
+) -> None:
+    """More changes are missed than the default of `keep`, and this schedule keeps them all."""
+    daemon, missed = kites({"keep": 60}), 30
+    site.show("0 €")
+    run(daemon)
+    process = alerts_process(daemon)
+    process.suspend()
+    with daemon.client() as client:
+        for price in range(1, missed + 1):
+            site.show(f"{price} €")
+            client.schedules.run("kites").result(60)
+    daemon.kill()
+    process.kill()
+    daemon.start()
+
+    def told() -> list[str]:
+        return [each["summary"] for sent in site.heard for each in sent["musterd"]["changes"]]
+
+    wait_for("all are told", lambda: len(told()) == missed)
+    assert told() == [f"price {price} € → {price + 1} €" for price in range(missed)]
+
+
 def test_a_message_that_may_come_twice_says_so(
     kites: Callable[..., Muster], site: Loopback
 ) -> None:

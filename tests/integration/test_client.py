@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 
-from musterd.ipc.client import async_client, session, sync_client
-from musterd.ipc.client.async_client import AsyncClient, AsyncTaskHandle
-from musterd.ipc.client.sync_client import Client, TaskHandle
+from musterd.ipc.client import async_submit, session, sync_submit
+from musterd.ipc.client.async_client import AsyncClient
+from musterd.ipc.client.async_submit import AsyncTaskHandle
+from musterd.ipc.client.sync_client import Client
+from musterd.ipc.client.sync_submit import TaskHandle
 from musterd.ipc.errors import (
     ConfigurationError,
     InvalidTask,
@@ -359,7 +361,7 @@ def test_more_tasks_than_may_be_unacknowledged_wait_for_room(supervisor, client,
 
 
 def test_map_is_lazy_and_holds_only_its_window(supervisor, client, monkeypatch):
-    monkeypatch.setattr(sync_client, "MAP_WINDOW", 10)
+    monkeypatch.setattr(sync_submit, "MAP_WINDOW", 10)
     supervisor.finishes = False
     taken = []
 
@@ -934,7 +936,7 @@ def test_async_many_tasks_at_once(supervisor):
 
 
 def test_async_map_is_bounded_and_waits_while_the_queue_is_full(supervisor, monkeypatch):
-    monkeypatch.setattr(async_client, "MAP_WINDOW", 10)
+    monkeypatch.setattr(async_submit, "MAP_WINDOW", 10)
     supervisor.room = 3
 
     async def main() -> None:
@@ -969,7 +971,7 @@ def test_async_wait_returns_when_there_is_room(supervisor):
             assert not submit.done()
             supervisor.room = 1
             task = await asyncio.wait_for(submit, DEADLINE)
-            assert task.acknowledged
+            assert task._acknowledged
 
     asyncio.run(main())
 

@@ -23,6 +23,7 @@ PLAUSIBLE: dict[str, Any] = {
     "target": "site.example",
     "command": "reset",
     "token": "x",
+    "line": "p 1",
     "status": {},
     "keys": {"task": "jobs.echo", "every": "1h"},
     "schedules": [{"name": "some", "keys": {"task": "jobs.echo", "every": "1h"}}],

@@ -1,6 +1,7 @@
 """The examples in the documents work as they are printed."""
 
 import hashlib
+import json
 import os
 import re
 import shlex
@@ -58,15 +59,43 @@ def _start(muster, document: str, config: str, **environment: str):
     return daemon.start()
 
 
-def test_the_readme_works(muster):
+def test_the_readme_works(muster, waiting):
     daemon = _start(muster, "README.md", "musterd.toml")
-    client = next(text for _, text in _blocks("README.md") if "Client" in text)
-    lines = _run(daemon, client).splitlines()
-    assert lines[0].endswith(" True")
-    assert len(lines) == 101
-    done = daemon.ctl("submit", "promos.check", "shop=aurora", "price=12.5", "--wait")
-    assert (done.returncode, done.stdout.strip()) in [(0, "true"), (0, "True")]
-    assert daemon.ctl("scale", "promos", "4").returncode == 0
+    blocks = [text for _, text in _blocks("README.md")]
+    client = next(text for text in blocks if "import Client" in text)
+    page, site = next(text for text in blocks if "http.server" in text).splitlines()
+    submit = next(line for text in blocks for line in text.splitlines() if "ctl submit" in line)
+    with socket.socket() as probe:  # the port of the README may be taken here
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    server = subprocess.Popen(
+        [sys.executable, *shlex.split(site.replace("8000", port))[1:]],
+        cwd=daemon.folder,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+    def check() -> dict[str, float]:
+        done = daemon.ctl(*shlex.split(submit.replace("8000", port))[1:])
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
+
+    try:
+        waiting("the site is up", lambda: _answers(int(port)))
+        subprocess.run(page, shell=True, check=True, cwd=daemon.folder)
+        lines = _run(daemon, client.replace("8000", port)).splitlines()
+        assert lines[0].endswith(" {'price': 49.0, 'lowest': 49.0}")
+        assert len(lines) == 101
+        for price in ("39.00", "45.00"):
+            new = page.replace("49.00", price)
+            subprocess.run(new, shell=True, check=True, cwd=daemon.folder)
+            # Whichever process runs it, also one that was just started.
+            for command in (["status"], ["restart", "promos"], ["scale", "promos", "4"]):
+                assert check() == {"price": float(price), "lowest": 39.0}
+                assert daemon.ctl(*command).returncode == 0
+    finally:
+        server.terminate()
+        server.wait(20)
     assert daemon.ctl("shutdown").returncode == 0
     assert daemon.process.wait(20) == 0
 
@@ -80,6 +109,15 @@ def test_the_examples_for_workers_and_clients_work(muster):
     assert out[2] == str([2 * n for n in range(10)])
     assert out[3] == "1"
     assert _run(daemon, (daemon.folder / "order_async.py").read_text()) == "[0, 2, 4, 6, 8]\n"
+    price, count, items, doubled, refused = _run(
+        daemon, (daemon.folder / "typed.py").read_text()
+    ).splitlines()
+    assert (price, count, items) == ("3.5", "2", "['tea', 'tea']")
+    assert doubled == "[0, 2, 4, 6, 8]"
+    assert refused == (
+        "shop:Shop.price: the arguments do not fit price(item: str): Expected `str`, got `int` - "
+        "at `$.item`"
+    )
 
 
 def test_the_example_of_state_resumes_after_a_failure_and_a_restart(muster, waiting):
@@ -176,6 +214,7 @@ def test_the_retries_in_the_page_on_resilience_are_declared_as_they_are_written(
         "README.md",
         "docs/coalescing.md",
         "docs/architecture.md",
+        "docs/developing.md",
         "docs/resilience.md",
         "docs/secrets.md",
         "docs/state.md",

@@ -91,6 +91,19 @@ def test_a_site_of_each_kind_is_imported_and_runs(daemon: Muster, url: str, tmp_
     }
 
 
+def test_what_a_site_would_be_given_is_shown_before(daemon: Muster, tmp_path: Path) -> None:
+    """A list of somebody else may send a secret of the pool to a site of theirs."""
+    table = tmp_path / "sites.csv"
+    headers = '{"X-Key": {"$secret": "SHOP_KEY"}, "X-Plain": "value"}'.replace('"', '""')
+    table.write_text(
+        f'name,url,args.headers,args.max_bytes\nsheet,https://evil.example/,"{headers}",9000\n'
+    )
+    would = imported(daemon, str(table), "--dry-run")
+    assert "    args.headers = (not shown)\n    args.max_bytes = 9000\n" in would
+    assert "    is given the secrets: SHOP_KEY\n" in would
+    assert "value" not in would
+
+
 def test_what_is_refused_is_told_by_entry_and_the_others_are_made(
     daemon: Muster, tmp_path: Path
 ) -> None:

@@ -7,8 +7,9 @@ import msgspec
 import pytest
 
 from musterd import TaskFailed
-from support.daemon import Muster, Musters
+from support.daemon import Muster, Musters, slowest_turn
 from support.login_site import PASSWORD, USER, LoginSite, login_site
+from support.waiting import Waiting
 
 DOOR = """
 import asyncio, urllib.parse, urllib.request
@@ -230,3 +231,39 @@ def test_a_network_client_uses_the_session(muster: Musters, site: LoginSite) -> 
     assert client.submit("clients.stranger", {"url": url}).result(60).endswith("/login")
     assert ask(daemon, site) == [{"user": USER}]
     assert site.logins == 2
+
+
+MANY = 50_000
+TURN_SECONDS_MAX = 0.05  # of processor time
+USER_OF_ACME = """
+from musterd import task
+
+@task(max_retries=0)
+def use(ctx) -> None:
+    with ctx.session():
+        pass
+"""
+
+
+def test_a_session_that_is_held_ends_thousands_of_tasks_and_no_turn_takes_long(
+    muster: Musters, waiting: Waiting
+) -> None:
+    pool = {"worker": "users", "queue_size": 2 * MANY}
+    acme = {"login": "function:refused", "args": {"tell": "tried"}, "login_failures": 1}
+    daemon = muster({"users": pool}, start=False, sessions__acme=acme)
+    (daemon.folder / "users.py").write_text(USER_OF_ACME)
+    (daemon.folder / "function.py").write_text(FUNCTION)
+    daemon.start()
+    assert daemon.ctl("pause", "users").returncode == 0
+    with daemon.client() as client:
+        args: dict[str, Any] = {}
+        options = {"session": "acme", "expires": 3600.0}  # so all of them are in memory
+        tasks = client.submit_many([("users.use", args, options)] * MANY)
+        client.flush()
+        assert daemon.ctl("resume", "users").returncode == 0
+        waiting("all have ended", lambda: daemon.status().pools[0].failed == MANY, 300)
+        with pytest.raises(TaskFailed, match="is held for") as failed:
+            tasks[-1].result(timeout=60)
+    assert failed.value.type == "SessionHeld"
+    assert (daemon.folder / "tried").read_text() == "tried\n"
+    assert slowest_turn(daemon.log()) <= TURN_SECONDS_MAX

@@ -13,9 +13,11 @@ import psutil
 import pytest
 
 TALKER = """
-import os, subprocess, sys, time
+import asyncio, logging, os, subprocess, sys, time
 from musterd import Worker, task
+from musterd.workers.toolkit import executors
 
+log = logging.getLogger("shop.prices")
 print("imported", flush=False)
 
 class Talker(Worker):
@@ -51,6 +53,47 @@ class Talker(Worker):
     @task
     def echo(self, ctx, value: int) -> int:
         return value
+
+    @task
+    def speak(self, ctx) -> None:
+        talk()
+        executors.api.submit(talk).result()
+
+    @task
+    async def aspeak(self, ctx) -> None:
+        await asyncio.sleep(0)
+        talk()
+        await asyncio.to_thread(talk)
+
+def talk():
+    print("I print")
+    log.warning("I warn")
+    try:
+        {}["price"]
+    except KeyError:
+        log.exception("I fail")
+"""
+
+AT_ONCE = """
+import asyncio, logging
+from musterd import task
+
+@task
+async def speak(ctx, number: int) -> None:
+    print("begin", number)
+    await asyncio.sleep(0.05)
+    logging.getLogger("shop").error("end %d", number)
+"""
+
+OWN_FORMAT = """
+import logging
+from musterd import task
+
+logging.basicConfig(format="%(levelname)s:%(name)s:%(message)s", level="INFO")
+
+@task
+def speak(ctx) -> None:
+    logging.getLogger("shop").warning("own format")
 """
 
 
@@ -87,11 +130,56 @@ def test_output_and_errors_come_in_order_with_the_workers_name(talker, waiting):
     assert "t: imported" in tail(daemon)
     assert tail(daemon, "-n", "1", worker) == [f"ERROR musterd.task [{task.id}] log hello"]
     log = daemon.log()
-    assert f"info out hello event=worker.output pool=t worker={worker}\n" in log
-    assert f" error ERROR musterd.task [{task.id}] log hello event=worker.output" in log
+    assert f"info child hello event=worker.output pool=t worker={worker}\n" in log
+    fields = f"event=worker.output pool=t worker={worker} task={task.id}\n"
+    for said in ("info out hello", "info err hello", "error log hello"):
+        assert f" {said} {fields}" in log
     assert log.count(" imported ") == 1, "no fork says it again"
     answer = json.loads(daemon.ctl("--json", "tail", worker).stdout)
     assert [each["name"] for each in answer["workers"]] == [worker]
+
+
+@pytest.mark.parametrize("method", ["speak", "aspeak"])
+def test_what_any_module_says_names_the_task_and_its_level_once(talker, method):
+    daemon = talker()
+    with daemon.client() as client:
+        task = client.submit(f"t.{method}")
+        task.result(20)
+    log = daemon.log()
+    fields = f"event=worker.output pool=t worker=t/0 task={task.id}\n"
+    lines = ("info I print", "warning shop.prices: I warn", "error shop.prices: I fail")
+    for line in (*lines, "error Traceback (most recent call last):", "error KeyError: 'price'"):
+        assert log.count(f" {line} {fields}") == 2, "said in the handler, and in a thread of it"
+    said = f"WARNING shop.prices [{task.id}] I warn"
+    assert tail(daemon, "-n", "100", "t/0").count(said) == 2
+    assert "\x1e" not in log
+    assert "\\x1e" not in log
+
+
+def test_tasks_of_one_worker_are_told_apart(muster):
+    pool = {"worker": "atonce", "size": 1, "concurrency": 8}
+    daemon = muster({"t": pool}, start=False)
+    Path(daemon.folder, "atonce.py").write_text(AT_ONCE)
+    with daemon.start().client() as client:
+        tasks = [client.submit("t.speak", {"number": number}) for number in range(8)]
+        for task in tasks:
+            task.result(20)
+    log = daemon.log()
+    for number, task in enumerate(tasks):
+        fields = f"event=worker.output pool=t worker=t/0 task={task.id}\n"
+        assert f" info begin {number} {fields}" in log
+        assert f" error shop: end {number} {fields}" in log
+
+
+def test_a_module_with_a_format_of_its_own_is_understood(muster):
+    daemon = muster({"t": {"worker": "own", "size": 1}}, start=False)
+    Path(daemon.folder, "own.py").write_text(OWN_FORMAT)
+    with daemon.start().client() as client:
+        task = client.submit("t.speak")
+        task.result(20)
+    fields = f"event=worker.output pool=t worker=t/0 task={task.id}"
+    assert f" warning shop:own format {fields}\n" in daemon.log()
+    assert tail(daemon, "-n", "1", "t/0") == ["WARNING:shop:own format"]
 
 
 @pytest.mark.parametrize("name", ["nosuch", "t/9", "x*"])

@@ -124,7 +124,7 @@ def test_reread_shows_what_is_different_and_changes_nothing(fleet):
     made = fleet(size=1)
     daemon = made.daemon
     before = made.pids("jobs")
-    assert daemon.ctl("reread").stdout == "no changes\n"
+    assert daemon.ctl("reread").stdout == "the configuration has not changed\n"
     pools = made.config["pools"]
     pools["jobs"] |= {
         "size": 2,
@@ -295,16 +295,113 @@ def test_reload_of_a_named_pool_loads_its_code_anew(fleet):
     path = Path(daemon.folder, "jobs.py")
     path.write_text(path.read_text().replace("return value", "return ['new', value]"))
     before, other = made.pids("jobs"), made.pids("other")
-    assert daemon.ctl("reload").stdout == "no changes\n"
+    done = daemon.ctl("reload")
+    assert done.stdout == "the configuration has not changed\n"
+    newer = f"{path} has changed since pool {{0}} imported it: type musterctl -s {{1}} reload {{0}}"
+    for pool in ("jobs", "other"):
+        assert newer.format(pool, daemon.control_socket) in done.stderr
     assert made.pids("jobs") == before
     done = daemon.ctl("reload", "jobs")
     assert done.returncode == 0, done.stderr
+    assert done.stdout == (
+        f"the configuration has not changed\npool jobs: rolls: new code ({path})\n"
+    )
+    assert newer.format("other", daemon.control_socket) in done.stderr
     assert not set(before) & set(made.pids("jobs"))
     assert made.pids("other") == other
     with daemon.client() as client:
         assert client.submit("jobs.echo", {"value": 1}).result(30) == ["new", 1]
         assert client.submit("other.echo", {"value": 1}).result(30) == 1
     assert daemon.ctl("reload", "nothing").returncode == 4
+
+
+def test_a_restart_says_when_the_code_on_disk_is_newer(fleet):
+    made = fleet(size=1)
+    daemon = made.daemon
+    done = daemon.ctl("restart", "jobs")
+    assert (done.returncode, done.stderr) == (0, "")
+    path = Path(daemon.folder, "jobs.py")
+    path.write_text(path.read_text().replace("return value", "return ['new', value]"))
+    done = daemon.ctl("restart", "jobs/0")
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"musterctl: {path} has changed since pool jobs imported it; a restart keeps the code as "
+        f"it was: to import it anew, type musterctl -s {daemon.control_socket} reload jobs\n"
+    )
+    with daemon.client() as client:
+        assert client.submit("jobs.echo", {"value": 1}).result(30) == 1
+        told = msgspec.json.decode(daemon.ctl("--json", "restart", "jobs").stdout)
+        assert told["newer"] == [{"pool": "jobs", "files": [str(path)], "secrets": []}]
+        command = done.stderr.rpartition("type musterctl ")[2].split()[2:]
+        assert daemon.ctl(*command).returncode == 0
+        assert client.submit("jobs.echo", {"value": 1}).result(30) == ["new", 1]
+    assert daemon.ctl("restart", "jobs").stderr == ""
+
+
+def test_reload_with_code_replaces_the_pools_whose_code_is_newer(fleet):
+    made = fleet(size=1)
+    daemon = made.daemon
+    source = Path(daemon.folder, "jobs.py").read_text()
+    module = Path(daemon.folder, "own.py")
+    module.write_text("from jobs import Jobs as Base\n\nclass Jobs(Base): ...\n")
+    made.config["pools"]["other"]["worker"] = "own:Jobs"
+    made.write()
+    assert daemon.ctl("reload").returncode == 0
+    before = made.pids("jobs")
+    assert daemon.ctl("reload", "--code").stdout == "the configuration has not changed\n"
+    module.write_text("from jobs import Jobs as Base\n\nclass Jobs(Base):\n    def f(:\n")
+    for _ in range(2):  # until it is mended
+        done = daemon.ctl("reload", "--code")
+        assert (done.returncode, done.stdout.splitlines()[1:]) == (1, ["pool other: rolls: failed"])
+        assert f"SyntaxError: invalid syntax, at {module}:4" in done.stderr
+    with daemon.client() as client:
+        assert client.submit("other.echo", {"value": 1}).result(30) == 1
+    module.write_text("from jobs import Jobs as Base\n\nclass Jobs(Base):\n    NEW = True\n")
+    done = daemon.ctl("reload", "--code")
+    assert done.stdout.splitlines()[1:] == [f"pool other: rolls: new code ({module})"]
+    assert made.pids("jobs") == before
+    Path(daemon.folder, "jobs.py").write_text(f"{source}\n# both pools import this\n")
+    done = daemon.ctl("reload", "--code")
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()[1:]] == [
+        "pool jobs",
+        "pool other",
+    ]
+    assert not set(before) & set(made.pids("jobs"))
+
+
+def test_a_pool_that_could_not_load_its_code_starts_when_it_is_mended(jobs, waiting):
+    made = Configured(jobs(size=1, start=False))
+    daemon = made.daemon
+    module = Path(daemon.folder, "own.py")
+    module.write_text("from jobs import Jobs\n\nimport nothing_like_that\n")
+    made.config["pools"]["jobs"]["worker"] = "own:Jobs"
+    made.write()
+    daemon.start()
+    waiting("it is FATAL", lambda: daemon.pool("jobs").state == "FATAL")
+    log = daemon.log()
+    assert "Traceback" in log
+    assert f"No module named 'nothing_like_that', at {module}:3" in log
+    for machinery in ("importlib", "user_code.py", "forkserver.py", "handlers.py"):
+        assert machinery not in log
+    module.write_text("from jobs import Jobs\n")
+    done = daemon.ctl("reload", "--code")
+    assert done.returncode == 0, done.stderr
+    with daemon.client() as client:
+        assert client.submit("jobs.echo", {"value": 1}).result(30) == 1
+
+
+def test_changed_secrets_are_told(jobs, tmp_path):
+    (tmp_path / "KEY").write_text("one")
+    daemon = jobs(size=1, pool={"secrets_dir": str(tmp_path)})
+    assert daemon.ctl("reload").stdout == "the configuration has not changed\n"
+    (tmp_path / "KEY").write_text("two")
+    assert daemon.ctl("reload").stdout.splitlines()[1:] == [
+        "pool jobs: new secrets (KEY), which its tasks read by themselves"
+    ]
+    assert daemon.ctl("reload", "jobs").stdout.splitlines()[1:] == [
+        "pool jobs: rolls: new secrets (KEY)"
+    ]
+    assert daemon.ctl("reload", "jobs").stdout.splitlines()[1:] == ["pool jobs: rolls"]
 
 
 LOADS_UNTIL = """

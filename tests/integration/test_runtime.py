@@ -31,7 +31,8 @@ from musterd.ipc.wire.messages import (
 )
 from musterd.ipc.wire.scoreboard import Scoreboard
 from musterd.ipc.wire.signals import DUMP_SIGNAL, INTERRUPT_SIGNAL
-from musterd.workers.runtime.mailbox import Mailbox
+from musterd.ipc.wire.spoken import Spoken, unmarked
+from musterd.workers.runtime.mailbox import Mailbox, connect
 from support.waiting import wait_for
 
 SECOND = 10**9
@@ -245,7 +246,7 @@ def test_an_async_handler_does_not_hold_back_what_finished_before_it(
 
 
 def test_large_results_are_spread_over_messages(fleet: Fleet) -> None:
-    mailbox = Mailbox(fleet.path, Scoreboard.create())
+    mailbox = Mailbox(connect(fleet.path), Scoreboard.create())
     try:
         for number in range(1, 5):
             mailbox.complete(Completion(number, 0, b"x" * RESULT_BYTES_MAX), 0)
@@ -396,8 +397,8 @@ import sys, time
 from musterd.ipc.wire.messages import Lease
 from musterd.ipc.wire.scoreboard import Scoreboard
 from musterd.workers.runtime.interrupts import Interrupts
-from musterd.workers.runtime.mailbox import Mailbox
-mailbox, interrupts = Mailbox(sys.argv[1], Scoreboard.create()), Interrupts("parser")
+from musterd.workers.runtime.mailbox import Mailbox, connect
+mailbox, interrupts = Mailbox(connect(sys.argv[1]), Scoreboard.create()), Interrupts("parser")
 interrupts.listen()
 interrupts.obey(mailbox)
 lease = Lease(1, "task", "sleep", b"", 1, 20_000_000)
@@ -713,7 +714,8 @@ def test_a_stack_dump_can_be_asked_for(fleet: Fleet) -> None:
 def test_the_log_of_a_task_goes_to_stderr_with_its_id(fleet: Fleet) -> None:
     fleet.start()
     fleet.run("log")
-    assert fleet.errors.read_text() == "INFO musterd.task [task-1] about this\n"
+    said = unmarked(fleet.errors.read_bytes())
+    assert said == Spoken(b"INFO musterd.task [task-1] about this\n", "task-1", "INFO")
 
 
 def test_a_fork_of_a_handler_ends_when_it_is_told_to(fleet: Fleet) -> None:

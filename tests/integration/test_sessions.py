@@ -29,6 +29,12 @@ async def log_in(session, url, user, password):
 def plain(session, **_):
     session.set_cookie("sid", "0123456789abcdef-plain", "shop.example", http_only=True)
 
+def counted(session, **_):
+    with open("logins", "a") as file:
+        file.write("x")
+    with open("logins") as file:
+        session.set_cookie("sid", "cookie-" + file.read(), "shop.example")
+
 def nothing(session, **_):
     pass
 
@@ -65,7 +71,7 @@ class Shop(Worker):
             raise LoggedOut()
 
     @task
-    def put(self, ctx, value: str) -> None:
+    def put(self, ctx, value: str | int) -> None:
         with ctx.session("acme") as session:
             session.storage["https://shop.example"] = {"token": value}
 
@@ -86,6 +92,16 @@ class Shop(Worker):
                 time.sleep(0.01)
 
     @task
+    def out_once(self, ctx, called: str, until: str) -> str:
+        with ctx.session() as session:
+            if Path(called).exists():
+                return session.cookies[0].value
+            Path(called).touch()
+            while not Path(until).exists():
+                time.sleep(0.01)
+            raise LoggedOut()
+
+    @task
     def change(self, ctx, until: str) -> None:
         with ctx.session() as session:
             session.storage["https://shop.example"] = {"token": "late"}
@@ -104,7 +120,13 @@ def site() -> Iterator[LoginSite]:
         yield site
 
 
-def parser_of(muster: Musters, site: LoginSite, size: int = 2, **session: Any) -> Muster:
+def parser_of(
+    muster: Musters,
+    site: LoginSite,
+    size: int = 2,
+    sessions__key_file: str = "",
+    **session: Any,
+) -> Muster:
     acme = {
         "login": "logins:log_in",
         "args": {"url": f"{site.url}/login", "user": USER, "password": {"$secret": "SHOP"}},
@@ -113,14 +135,24 @@ def parser_of(muster: Musters, site: LoginSite, size: int = 2, **session: Any) -
     }
     worker = "musterd.workers.parser:ParserWorker"
     pools = {"parser": {"worker": worker, "size": size, "env": {"SHOP": PASSWORD}}}
-    made = muster(pools, start=False, sessions__acme=acme, retry__max_retries=0)
+    made = muster(
+        pools,
+        start=False,
+        sessions__acme=acme,
+        sessions__key_file=sessions__key_file,
+        retry__max_retries=0,
+    )
     (made.folder / "logins.py").write_text(LOGINS)
     return made.start()
 
 
-def shop_of(muster: Musters, login: str = "", size: int = 1, **settings: Any) -> Muster:
+def shop_of(
+    muster: Musters, login: str = "", size: int = 1, concurrent: int = 1, **settings: Any
+) -> Muster:
     pool = {"worker": "shop:Shop", "size": size}
-    acme = {"login": login} if login else {}
+    acme: dict[str, Any] = {"login": login} if login else {}
+    if concurrent > 1:
+        acme["concurrent"] = concurrent
     made = muster({"shop": pool}, start=False, sessions__acme=acme, **settings)
     (made.folder / "logins.py").write_text(LOGINS)
     (made.folder / "shop.py").write_text(SHOP)
@@ -200,6 +232,28 @@ def test_where_several_may_use_a_session_one_of_them_logs_in(
     tasks = [client.submit("parser.extract", args, session="acme") for _ in range(8)]
     assert [task.result(timeout=60) for task in tasks] == [{"user": USER}] * 8
     assert site.logins == 2
+
+
+def test_a_task_takes_a_login_that_was_made_while_it_found_itself_logged_out(
+    muster: Musters,
+) -> None:
+    """Both find out with the first login; the second login comes before the later one looks."""
+    daemon = shop_of(muster, "logins:counted", size=2, concurrent=2)
+    client, folder = daemon.client(), daemon.folder
+    client.submit("shop.get", session="acme").result(60)
+
+    def submit(name: str) -> Any:
+        args = {"called": str(folder / f"{name}-called"), "until": str(folder / f"{name}-goes-on")}
+        return client.submit("shop.out_once", args, session="acme")
+
+    early, late = submit("early"), submit("late")
+    for name in ("early", "late"):
+        wait_for("both use the session", (folder / f"{name}-called").exists)
+    (folder / "early-goes-on").touch()
+    assert early.result(60) == "cookie-xx"
+    (folder / "late-goes-on").touch()
+    assert late.result(60) == "cookie-xx"
+    assert (folder / "logins").read_text() == "xx"
 
 
 def test_other_tasks_go_on_while_a_session_is_used(muster: Musters) -> None:
@@ -312,6 +366,24 @@ def test_a_session_that_cannot_be_opened_is_told_and_made_anew(
     assert f"session acme cannot be opened and is made anew: {why}" in daemon.log()
 
 
+def test_without_a_key_nobody_logs_in_and_a_reload_of_the_pool_finds_the_new_one(
+    muster: Musters, site: LoginSite, tmp_path: Path
+) -> None:
+    key = tmp_path / "sessions.key"
+    key.write_text("0123456789" * 4)
+    key.chmod(0o644)
+    daemon = parser_of(muster, site, sessions__key_file=str(key))
+    assert "event=session.no_key pool=parser" in daemon.log()
+    for _ in range(2):
+        with pytest.raises(TaskFailed, match="others may read or change it"):
+            account(daemon, site)
+    assert site.tries == 0, "a login that cannot be kept is made again by each task"
+    key.chmod(0o600)
+    assert daemon.ctl("reload", "parser").returncode == 0
+    assert account(daemon, site) == {"user": USER}
+    assert site.tries == 1
+
+
 def test_without_a_login_a_session_that_cannot_be_opened_is_a_clear_error(muster: Musters) -> None:
     daemon = shop_of(muster)
     client = daemon.client()
@@ -354,6 +426,15 @@ def test_a_login_that_is_async_is_refused_where_the_task_is_not(muster: Musters)
     daemon = shop_of(muster, "logins:log_in")
     with pytest.raises(TaskFailed, match="is async, and this task is not"):
         daemon.client().submit("shop.cookie", session="acme").result(60)
+
+
+def test_what_could_not_be_read_again_is_not_kept(muster: Musters) -> None:
+    client = shop_of(muster).client()
+    client.submit("shop.put", {"value": "text"}, session="acme").result(60)
+    with pytest.raises(TaskFailed, match="cannot be kept: Expected `str`, got `int`"):
+        client.submit("shop.put", {"value": 1}, session="acme").result(60)
+    kept = {"https://shop.example": {"token": "text"}}
+    assert client.submit("shop.get", session="acme").result(60) == kept
 
 
 def test_a_task_uses_no_other_session_than_its_own(muster: Musters) -> None:

@@ -396,6 +396,49 @@ def test_failed_import_is_reported_with_its_place(
     harness.start("import:unloadable", env={"PYTHONPATH": path})
 
 
+def test_a_failed_import_in_a_folder_whose_name_is_no_text_is_reported(
+    harness: Harness, tmp_path: Path
+) -> None:
+    folder = tmp_path / os.fsdecode(b"b\xf6t")
+    folder.mkdir()
+    (folder / "unloadable.py").write_text("x = 1 / 0\n")
+    path = f"{HERE}:{folder}"
+    harness.spawner.start_fork_server("parser", "import:unloadable", env={"PYTHONPATH": path})
+    failed = harness.wait_for(ForkServerFailed)
+    assert "ZeroDivisionError" in failed.reason
+    assert "b\\udcf6t/unloadable.py:1" in failed.reason
+
+
+def test_what_a_fork_server_has_imported_is_known_until_it_is_stopped(
+    harness: Harness, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text("import beside\n")
+    (tmp_path / "beside.py").write_text("x = 1\n")
+    env = {"PYTHONPATH": f"{HERE}:{tmp_path}"}
+    harness.start("import:mine", env=env)
+    code = harness.spawner.code("parser", "")
+    assert code is not None
+    mine = [source.path for source in code.sources if source.path.startswith(str(tmp_path))]
+    assert mine == [str(tmp_path / "mine.py"), str(tmp_path / "beside.py")]
+    assert harness.spawner.code("parser", "another build") is None
+    harness.spawner.stop_fork_server("parser")
+    assert harness.spawner.code("parser", "") is None
+    # Also where it starts over, because the import has started threads, and where it failed.
+    restless = "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"
+    (tmp_path / "beside.py").write_text(f"import threading, time\n{restless}\n")
+    harness.start("import:mine", env=env)
+    again = harness.spawner.code("parser", "")
+    assert again is not None
+    assert [source.path for source in again.sources] == [source.path for source in code.sources]
+    harness.spawner.stop_fork_server("parser")
+    (tmp_path / "beside.py").write_text("def f(:\n")
+    harness.spawner.start_fork_server("parser", "import:mine", env=env)
+    harness.wait_for(ForkServerFailed)
+    failed = harness.spawner.code("parser", "")
+    assert failed is not None
+    assert failed.sources[-1].path == str(tmp_path / "beside.py")
+
+
 def test_a_module_that_does_not_exist_is_named(harness: Harness) -> None:
     harness.spawner.start_fork_server("parser", "import:nowhere", env={"PYTHONPATH": str(HERE)})
     failed = harness.wait_for(ForkServerFailed)

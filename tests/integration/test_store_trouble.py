@@ -74,6 +74,7 @@ def test_on_a_full_disk_submits_are_refused_and_the_daemon_recovers(small_disk, 
         end = daemon.folder / "end"  # not on the small disk
         long = client.submit("jobs.until", {"path": str(end)})
         waiting("it runs", lambda: daemon.worker("jobs/0").task_id == long.id)
+        long.ack(SECONDS)  # it runs before it is on disk, and would take the reserve
 
         small_disk.fill()
         # The submit that finds the disk full is already on its way: the reserve is for it.

@@ -24,7 +24,7 @@ from musterd.ipc.wire.scoreboard import Scoreboard
 from musterd.ipc.wire.signals import INTERRUPT_SIGNAL
 from musterd.ipc.wire.zmtp import HANDSHAKE
 from musterd.workers.runtime import mailbox as mailboxes
-from musterd.workers.runtime.mailbox import FULL_MS, Mailbox
+from musterd.workers.runtime.mailbox import FULL_MS, Mailbox, connect
 from support.waiting import wait_for
 
 PATIENCE_SECONDS = 30.0
@@ -267,7 +267,7 @@ def test_a_worker_waits_until_it_is_let_in(tmp_path):
         thread.start()
         board = Scoreboard.create()
         try:
-            Mailbox(path, board).close()
+            Mailbox(connect(path), board).close()
         finally:
             done.set()
             thread.join()
@@ -345,7 +345,7 @@ def test_the_last_results_have_time_to_leave(tmp_path, reads, monkeypatch):
         thread = threading.Thread(target=listen)
         thread.start()
         board = Scoreboard.create()
-        mailbox = Mailbox(path, board)
+        mailbox = Mailbox(connect(path), board)
         mailbox.complete(Completion(1, 0, value), 0)
         mailbox.flush()
         mailbox.close()

@@ -11,6 +11,7 @@ from bed.host import Host
 HERE = Path(__file__).parent
 
 SOURCE = HERE.parents[1]
+INSTALL = "make -C /usr/src/musterd install EXTRAS=sessions,systemd,web"
 
 
 # The first test of a session waits for the installation.
@@ -42,7 +43,7 @@ def image(tree: Path) -> Iterator[bed.Image]:
         pytest.skip(f"no machine can be booted here: {reason}")
     shop = bed.Workshop()
     try:
-        yield bed.Image(shop, SOURCE, "make -C /usr/src/musterd install", tree)
+        yield bed.Image(shop, SOURCE, INSTALL, tree)
     finally:
         shop.close()
     assert bed.left_of(shop) == []

@@ -52,6 +52,7 @@ def test_a_wheel_is_installed_by_hand(host: Host) -> None:
     host.start()
     assert host.ctl("status").returncode == 0
     host.run("man", "-w", "1", "musterctl")
+    host.run("sh", "-euc", "cd /root; musterd new mybot; test -s mybot/mybot.py")
 
 
 def test_uninstall_leaves_nothing_that_runs_and_may_be_repeated(host: Host) -> None:
@@ -90,7 +91,7 @@ def test_what_was_stopped_at_any_step_is_finished_by_the_next_run(host: Host) ->
 
 def test_a_make_that_was_stopped_is_finished_by_the_next(host: Host) -> None:
     host.run("sh", "-c", "rm -r /opt/musterd/lib/python3*/site-packages/pip*")  # pip comes last
-    host.run("make", "-C", SOURCE, "install")
+    host.run("make", "-C", SOURCE, "install", timeout=300)
     host.start()
     assert host.ctl("submit", "jobs.add", "a=2", "b=3", "--wait").stdout.strip().endswith("5")
     host.run("sh", "-euc", "musterd uninstall; rm -r /opt/musterd/bin/musterd /opt/musterd/lib")

@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-TOP = ("supervisor", "workers", "ipc")
+TOP = ("supervisor", "workers", "ipc", "testing")
 FOLDERS = (*TOP, "docs", "etc", "systemd", "tests", "bench")
 SPANS = sorted(set(re.findall(rf"`((?:{'|'.join(FOLDERS)})/[^`\s]*)`", PAGE)))
 

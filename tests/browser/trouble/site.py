@@ -24,6 +24,12 @@ PAGES = {
     "/leaves": "<title>leaves</title><script>"
     "onbeforeunload = e => { e.preventDefault(); return 'stay' };"
     "onload = () => setTimeout(() => location.href = '/good')</script>",
+    # Half of an emoji, as of a text that was cut, in all that a page may say.
+    "/halves": "<title>halves</title><p></p><script>const half = 'half \\ud83d';"
+    "document.title = document.querySelector('p').textContent = half;"
+    "localStorage.setItem(half, half); history.replaceState(null, '', '#' + half);"
+    "console.log(half); setTimeout(() => { throw new Error(half) }, 0);"
+    "</script>",
     "/popups": "<title>popups</title><script>"
     "for (let n = 0; n < 5; n++) open('/good'); open('/good', '_blank', 'noopener')</script>",
     "/popup-alerts": "<title>popup</title><script>"

@@ -121,7 +121,7 @@ def greedy_client(flood: Flood) -> None:
         handles[0].cancel()
         with contextlib.suppress(QueueFull):
             client.flush(CLIENT_SECONDS_MAX)
-        flood.ledger.note("acked", [each.id for each in handles if each.acknowledged])
+        flood.ledger.note("acked", [each.id for each in handles if each._acknowledged])
 
 
 def deaf_client(flood: Flood) -> None:

@@ -144,7 +144,7 @@ class Submitter:
                         client.flush(self._seconds_max)
                 handle = self._any()
                 if handle is not None:
-                    if self._rng.random() < 0.1 and handle.acknowledged:
+                    if self._rng.random() < 0.1 and handle._acknowledged:
                         assert handle.status(self._seconds_max).id == handle.id
                     with suppress(TimeoutError, QueueFull):  # another task may end earlier
                         handle.outcome(LOOK_SECONDS)
@@ -165,7 +165,7 @@ class Submitter:
                         await client.flush(self._seconds_max)
                 handle = self._any()
                 if handle is not None:
-                    if self._rng.random() < 0.1 and handle.acknowledged:
+                    if self._rng.random() < 0.1 and handle._acknowledged:
                         assert (await handle.status(self._seconds_max)).id == handle.id
                     with suppress(TimeoutError, QueueFull):
                         await handle.outcome(LOOK_SECONDS)
@@ -199,13 +199,13 @@ class Submitter:
         refused = []
         for handle, job in done:
             del self._open[handle.id]
-            if isinstance(handle.ending, Outcome):
+            if isinstance(handle._ending, Outcome):
                 self.submitted.append(job)
-                self.ended[handle.id] = handle.ending
+                self.ended[handle.id] = handle._ending
                 continue
-            assert isinstance(handle.ending, Rejection), handle
-            assert handle.ending.code == QUEUE_FULL, f"{handle} has {handle.ending}"
-            assert not handle.acknowledged, f"{handle} was accepted, and then refused"
+            assert isinstance(handle._ending, Rejection), handle
+            assert handle._ending.code == QUEUE_FULL, f"{handle} has {handle._ending}"
+            assert not handle._acknowledged, f"{handle} was accepted, and then refused"
             refused.append(handle)
             self.refused.append(handle.id)
             self._again.append(msgspec.structs.replace(job, id=""))
