@@ -196,7 +196,7 @@ def test_it_fits_a_phone_and_a_desk_and_is_searched_without_anybody_else(
 ) -> None:
     tab.goto("/")
     expect(tab).to_have_url(re.compile("/docs/index.html$"))
-    assert tab.evaluate("document.images[0].naturalWidth") > 0, "the picture is not shown"
+    tab.wait_for_function("document.images[0]?.naturalWidth > 0")  # the picture is shown
     for width in WIDTHS:
         tab.set_viewport_size({"width": width, "height": 900})
         for name in ("index", "api", "performance"):

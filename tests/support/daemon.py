@@ -270,7 +270,7 @@ def musters(short_folder: Path, node: pytest.Item) -> Iterator["Musters"]:
     for each in started:
         each.close()
     for each in started:
-        if getattr(node, "failed_call", False):
+        if getattr(node, "failed_call", False) and each.log_path.exists():
             print(each.log())
         wait_for_end(each)
         left = [path.name for path in each.runtime.glob("*.sock")]

@@ -111,7 +111,7 @@ def test_a_secret_is_not_in_the_journal(daemon: Host, waiting: Waiting) -> None:
     task = daemon.submit("noisy.leak", 'api_key={"$secret": "SHOP_KEY"}')
     waiting("it is dead", lambda: "failed" in events(daemon, task))
     waiting("its line is there", lambda: "signing with" in daemon.journal("-u", "musterd"))
-    assert SECRET not in daemon.run("journalctl", "--no-pager", "-o", "export").stdout
+    assert SECRET not in daemon.run("journalctl", "--no-pager", "-a", "-o", "json").stdout
     assert "***SHOP_KEY***" in daemon.journal("-u", "musterd")
 
 

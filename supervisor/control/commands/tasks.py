@@ -1,6 +1,6 @@
 """Commands about tasks on control.sock: submit, get, list, cancel, and forget cached results."""
 
-from functools import partial
+from collections.abc import Callable
 
 import msgspec
 
@@ -15,7 +15,7 @@ from musterd.supervisor.core.model import events
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.store.interface import FindTasks, ListFinished, ListLive, StoredTask
 from musterd.supervisor.views import fleet as fleet_view
-from musterd.supervisor.views.task import look_at
+from musterd.supervisor.views.task import look_at, view_of
 
 _UNTOLD = RpcError(
     FAILED,
@@ -89,9 +89,15 @@ class TaskCommands:
         pending.last_answer = end
 
         def found(stored: list[StoredTask]) -> None:
-            pending.resolve(task_status(fleet_view.stored_view(stored[0])) if stored else end)
+            view = view_of(self._shell, outcome.id, stored)
+            if view is None or view.state not in FINAL_STATES:  # it runs again already
+                pending.resolve(end)
+                return
+            status = pending.last_answer = task_status(view)
+            self._with_artefacts(pending, view, status, lambda: pending.resolve(status))
 
-        self._shell.store_requests.ask(FindTasks([outcome.id]), found, lambda: found([]))
+        query = FindTasks([outcome.id], attempts=True)
+        self._shell.store_requests.ask(query, found, lambda: pending.resolve(end))
 
     # -- get and list -------------------------------------------------------------------------
 
@@ -103,18 +109,25 @@ class TaskCommands:
                 pending.fail(convert.no_such_task(params.id, clustered=is_node(self._shell)))
                 return
             status = task_status(view, with_value=params.value)
-            if not view.attempts and view.failure is None:
-                pending.resolve(status)
-            elif self._shell.artefacts.full:
-                pending.fail(BUSY)
-            else:
-                self._shell.artefacts.find(params.id, partial(complete, status))
-
-        def complete(status: TaskStatus, kept: list[Artefact]) -> None:
-            pending.resolve(msgspec.structs.replace(status, artefacts=shown(kept)))
+            self._with_artefacts(pending, view, status, lambda: pending.fail(BUSY))
 
         look_at(self._shell, params.id, found, pending.unreadable)
         return pending
+
+    def _with_artefacts(
+        self, pending: Pending, view: TaskView, status: TaskStatus, busy: Callable[[], None]
+    ) -> None:
+        """Answer with `status`, completed by the files that failed attempts have left."""
+
+        def complete(kept: list[Artefact]) -> None:
+            pending.resolve(msgspec.structs.replace(status, artefacts=shown(kept)))
+
+        if not view.attempts and view.failure is None:
+            pending.resolve(status)
+        elif self._shell.artefacts.full:
+            busy()
+        else:
+            self._shell.artefacts.find(view.id, complete)
 
     def _list(self, params: rpc.ListTasks, *, dead: bool = False) -> Pending:
         ended = params.state in (*FINAL_STATES, "finished")
