@@ -41,13 +41,16 @@ def config(site: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def parser(musterd_worker: OpenWorker, config: Path) -> LocalWorker[Any]:
-    # An exchange that has not answered for half a second of real time never will.
+def patience() -> float | None:
+    """Give each exchange as much real time as it takes."""
+    return None
+
+
+@pytest.fixture
+def parser(musterd_worker: OpenWorker, config: Path, patience: float | None) -> LocalWorker[Any]:
+    secrets = {"VAULT_PASSWORD": PASSWORD}
     return musterd_worker(
-        "musterd.workers.parser:ParserWorker",
-        config=config,
-        secrets={"VAULT_PASSWORD": PASSWORD},
-        patience=0.5,
+        "musterd.workers.parser:ParserWorker", config=config, secrets=secrets, patience=patience
     )
 
 
@@ -81,6 +84,7 @@ def test_an_exchange_that_fails_half_the_time_is_asked_again(
     assert look(parser, site, "gremlin").result() == {"promo": None}
 
 
+@pytest.mark.parametrize("patience", [1.0])  # who has been silent for so long never answers
 def test_an_exchange_that_never_answers_is_left_alone(parser: LocalWorker[Any], site: str) -> None:
     for _ in range(3):
         with pytest.raises(TaskFailed, match="SiteTimeout"):
