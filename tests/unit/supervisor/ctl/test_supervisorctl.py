@@ -99,7 +99,7 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
 def test_the_document_tells_what_becomes_of_each_command_of_supervisorctl() -> None:
     page = (ROOT / "docs" / "musterctl.md").read_text()
     table = page.partition("## Coming from supervisorctl")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`.+?`) \|", table, re.MULTILINE)
+    rows = re.findall(r"^- (`.+?`):", table, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(THEIRS)
 
 
