@@ -131,7 +131,6 @@ def test_the_examples_for_workers_and_clients_work(muster):
     assert out[1].endswith("no such item: gold")
     assert out[2] == str([2 * n for n in range(10)])
     assert out[3] == "1"
-    assert _run(daemon, (daemon.folder / "order_async.py").read_text()) == "[0, 2, 4, 6, 8]\n"
     price, count, items, doubled, refused = _run(
         daemon, (daemon.folder / "typed.py").read_text()
     ).splitlines()
