@@ -54,7 +54,7 @@ def sheets(report: Report) -> list[Sheet]:
 def _speed(report: Report) -> Sheet:
     base = report.outcome(OURS)
     return _sheet(
-        f"Speed, {WORKERS} worker processes: median (lowest to highest)",
+        f"Speed, {WORKERS} worker processes: median (lowest–highest)",
         report,
         [
             ("synced to disk", lambda each: Cell(each.disk)),
@@ -108,7 +108,7 @@ def _figure(report: Report, outcome: Outcome, name: str) -> Cell:
         return Cell(f"not within {report.plan.patience_seconds:g} s")
     text = _number(figure.median, figure)
     if len(figure.samples) > 1:
-        text += f" ({_number(figure.low, figure)} to {_number(figure.high, figure)})"
+        text += f" ({_spread(figure)})"
     medians = [
         found.median
         for each in report.outcomes
@@ -116,6 +116,15 @@ def _figure(report: Report, outcome: Outcome, name: str) -> Cell:
     ]
     best = max(medians) if figure.unit == TASKS_PER_SECOND else min(medians)
     return Cell(text, best=figure.median == best)
+
+
+def _spread(figure: Figure) -> str:
+    """Format lowest and highest; without their units where the median has the same."""
+    unit = _number(figure.median, figure).partition(" ")[2]
+    ends = [_number(each, figure) for each in (figure.low, figure.high)]
+    if all(end.partition(" ")[2] == unit for end in ends):
+        ends = [end.partition(" ")[0] for end in ends]
+    return "–".join(ends)
 
 
 def _number(value: float, figure: Figure) -> str:

@@ -41,24 +41,30 @@ def read_table() -> dict[str, tuple[str, str, str]]:
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
         for line in table.group().splitlines()
-        if line.startswith("| ") and not line.startswith("| The answer")
+        if line.startswith("| ") and not line.startswith("| curl |")
     ]
-    return {row[0]: (row[1], row[2], row[3].rstrip("*")) for row in rows}
+    return {
+        name: (curl, chromium, ours.rstrip("*"))
+        for curl, chromium, ours, names in rows
+        for name in names.split("; ")
+    }
 
 
 def write_table(verdicts: dict[str, tuple[str, str, str]]) -> None:
     lines = []
     for title, group in GROUPS.items():
-        lines += [
-            f"\n### {title}\n",
-            "| The answer | curl | Chromium | musterd |",
-            "|---|---|---|---|",
-        ]
+        rows: dict[str, list[str]] = {}  # names of violations by their verdicts
         for violation in group:
             curl, chromium, ours = verdicts[violation.name]
             agreed = (PAGE,) if curl == chromium == PAGE else (REFUSED, RETRIED)
             mark = "" if ours in agreed else "*"
-            lines.append(f"| {violation.name} | {curl} | {chromium} | {ours}{mark} |")
+            rows.setdefault(f"{curl} | {chromium} | {ours}{mark}", []).append(violation.name)
+        lines += [
+            f"\n### {title}\n",
+            "| curl | Chromium | musterd | the answer |",
+            "|---|---|---|---|",
+            *(f"| {row} | {'; '.join(names)} |" for row, names in rows.items()),
+        ]
     text = DOCS.read_text()
     DOCS.write_text(TABLE.sub(lambda _: "\n".join(lines) + "\n\n", text))
 

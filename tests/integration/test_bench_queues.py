@@ -90,10 +90,10 @@ def test_tables_say_what_was_measured_and_who_was_better(
     assert (lines[0], lines[-1]) == ("before", "after")
     assert "old" not in lines
     assert (
-        "| Musterd | each commit | 2,000 (1,000 to 3,000) | 1 | 2000 µs | 20.0 ms | **10.0 ms** |"
+        "| Musterd | each commit | 2,000 (1,000–3,000) | 1 | 2000 µs | 20.0 ms | **10.0 ms** |"
     ) in lines
     assert (
-        "| Other | each commit | **4,000 (2,000 to 6,000)** | 2.00x | **1000 µs** | **10.0 ms** "
+        "| Other | each commit | **4,000 (2,000–6,000)** | 2.00x | **1000 µs** | **10.0 ms** "
         "| not within 30 s |"
     ) in lines
     assert "| Other | runs again | 199 of 200, 3 twice | 2 |" in lines

@@ -13,6 +13,29 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# A site with six pages, of which the fourth fails once.
+SITE = """
+import json
+import sys
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+failures = [4]
+
+
+class Site(BaseHTTPRequestHandler):
+    def do_GET(self):
+        page = int(self.path.partition("page=")[2])
+        if page in failures:
+            failures.remove(page)
+            self.send_error(503)
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps([f"item {page}.{n}" for n in range(10)]).encode())
+
+
+HTTPServer(("127.0.0.1", int(sys.argv[1])), Site).serve_forever()
+"""
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -108,7 +131,6 @@ def test_the_examples_for_workers_and_clients_work(muster):
     assert out[1].endswith("no such item: gold")
     assert out[2] == str([2 * n for n in range(10)])
     assert out[3] == "1"
-    assert _run(daemon, (daemon.folder / "order_async.py").read_text()) == "[0, 2, 4, 6, 8]\n"
     price, count, items, doubled, refused = _run(
         daemon, (daemon.folder / "typed.py").read_text()
     ).splitlines()
@@ -125,9 +147,7 @@ def test_the_example_of_state_resumes_after_a_failure_and_a_restart(muster, wait
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    site = subprocess.Popen(
-        [sys.executable, daemon.folder / "flaky_site.py", str(port)], stderr=subprocess.PIPE
-    )
+    site = subprocess.Popen([sys.executable, "-c", SITE, str(port)], stderr=subprocess.PIPE)
     try:
         waiting("the site is up", lambda: _answers(port))
         fetch = (daemon.folder / "fetch_catalogue.py").read_text()
@@ -141,9 +161,6 @@ def test_the_example_of_state_resumes_after_a_failure_and_a_restart(muster, wait
         site.terminate()
         requests = site.communicate(timeout=20)[1].decode()
     assert [requests.count(f"page={page} ") for page in range(1, 7)] == [1, 1, 1, 2, 1, 1]
-    client = daemon.client()
-    pages = [client.submit("places.turn_page", {"book": "b"}).result(30) for _ in range(3)]
-    assert pages == [1, 2, 3]
 
 
 def _answers(port: int) -> bool:
@@ -167,7 +184,7 @@ def _text(document: str) -> str:
 
 def test_the_example_of_the_life_of_a_task_prints_what_it_says(muster):
     daemon = _start(muster, "docs/tasks.md", "office.toml")
-    printed = next(text for _, text in _blocks("docs/tasks.md") if text.startswith("expired"))
+    printed = next(text for _, text in _blocks("docs/tasks.md") if text.startswith("TaskExpired"))
     assert _run(daemon, (daemon.folder / "life.py").read_text()) == printed
 
 

@@ -287,4 +287,4 @@ def test_an_unknown_placeholder_is_an_error_that_lists_the_known(
 
 
 def test_every_placeholder_is_described() -> None:
-    assert [name for name in PLACEHOLDERS if f"| `{{{name}}}` |" not in DOCUMENT] == []
+    assert [name for name in PLACEHOLDERS if f"`{{{name}}}`" not in DOCUMENT] == []

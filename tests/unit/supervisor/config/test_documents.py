@@ -10,8 +10,17 @@ import pytest
 
 from musterd.supervisor.config import load as configuration
 from musterd.supervisor.config.load import load
-from musterd.supervisor.config.pool import PoolConfig
-from musterd.supervisor.config.schema import ClassConfig, Config, TargetConfig, inherited
+from musterd.supervisor.config.pool import ExecutorsConfig, ExecutorsOverride, PoolConfig
+from musterd.supervisor.config.schema import (
+    BreakerConfig,
+    BreakerOverride,
+    ClassConfig,
+    Config,
+    RetryConfig,
+    RetryOverride,
+    TargetConfig,
+    inherited,
+)
 from musterd.supervisor.config.section import Section
 
 ROOT = Path(__file__).parents[4]
@@ -20,6 +29,12 @@ SHIPPED = ROOT / "etc" / "musterd.toml"
 
 # Has the keys of [targets."SITE"], which are told there.
 LIKE_TARGETS = "target_defaults"
+# Each has one row: its keys are those of the section, which are told there.
+OVERRIDES = {
+    RetryOverride: RetryConfig,
+    BreakerOverride: BreakerConfig,
+    ExecutorsOverride: ExecutorsConfig,
+}
 
 
 def schema_defaults(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -31,7 +46,9 @@ def schema_defaults(cls: Any = Config, prefix: str = "") -> Iterator[tuple[str, 
         if field.name == cls.flattens:
             key = prefix.removesuffix(".")
         kind, sections = configuration._kind(field.type), configuration._sections(field.type)
-        if kind is None:
+        if field.type in OVERRIDES:
+            yield key, elsewhere(key)
+        elif kind is None:
             yield from schema_defaults(
                 sections or field.type, f"{key}.NAME." if sections else f"{key}."
             )
@@ -59,7 +76,7 @@ def elsewhere(key: str) -> str:
         return "`size`" if table == "pools" else "as its class says"
     if name in (words := {"on_open": "wait", "fallback_on": "open", "counts": "as usual"}):
         return words[name]
-    return f"as in [{name.partition('.')[0]}]" if "." in name else "as the pool says"
+    return "as the pool says" if name == "timeout" else f"as in [{name}]"
 
 
 def without_comment_signs(text: str) -> str:
@@ -75,6 +92,14 @@ def test_the_documentation_lists_every_key_with_its_default() -> None:
     text = (ROOT / "docs" / "configuration.md").read_text()
     rows = re.findall(r"^\| `([a-z]+\.[A-Za-z_.]+)` \| (.+?) \| .+ \|$", text, re.MULTILINE)
     assert rows == list(schema_defaults())
+
+
+@pytest.mark.parametrize(("override", "section"), OVERRIDES.items())
+def test_overrides_have_the_keys_of_their_section(override: Any, section: Any) -> None:
+    keys = [field.name for field in msgspec.structs.fields(section)]
+    if section is RetryConfig:
+        keys.remove("budget")
+    assert [field.name for field in msgspec.structs.fields(override)] == keys
 
 
 def test_the_shipped_file_changes_nothing() -> None:

@@ -218,7 +218,7 @@ def test_the_document_describes_every_option_of_each_command() -> None:
 def test_the_document_describes_every_command_of_a_cluster() -> None:
     section = DOCUMENT.read_text().partition("### `musterctl cluster COMMAND`")[2]
     table = section.partition("\n\n`nodes`")[0]
-    described = re.findall(r"^\| `(\w+)(.*?)` \|", table, re.MULTILINE)
+    described = re.findall(r"^- `(\w+)(.*?)`:", table, re.MULTILINE)
     group = cli.commands["cluster"]
     assert isinstance(group, click.Group)
     options = {

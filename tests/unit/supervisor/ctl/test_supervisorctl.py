@@ -98,8 +98,9 @@ def test_help_shows_the_help_of_a_command(capsys: pytest.CaptureFixture[str]) ->
 
 def test_the_document_tells_what_becomes_of_each_command_of_supervisorctl() -> None:
     page = (ROOT / "docs" / "musterctl.md").read_text()
-    rows = re.findall(r"^\| `(\w+)` \|", page.partition("## Coming from supervisorctl")[2], re.M)
-    assert sorted(rows) == sorted(THEIRS)
+    table = page.partition("## Coming from supervisorctl")[2].partition("\n## ")[0]
+    rows = re.findall(r"^- (`.+?`):", table, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(THEIRS)
 
 
 @pytest.mark.parametrize(

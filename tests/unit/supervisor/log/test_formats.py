@@ -202,14 +202,14 @@ def test_every_id_is_explained_and_every_explanation_has_an_id() -> None:
 
 def test_the_documentation_names_every_id() -> None:
     page = (ROOT / "docs" / "logs.md").read_text()
-    rows = re.findall(r"^\| `([\w.]+)` \| `([0-9a-f]{32})` \|$", page, re.MULTILINE)
+    rows = re.findall(r"^- `([\w.]+)`: `([0-9a-f]{32})`$", page, re.MULTILINE)
     assert dict(rows) == MESSAGE_IDS
 
 
 def test_the_documentation_explains_every_event_of_the_cluster() -> None:
     page = (ROOT / "docs" / "logs.md").read_text()
     section = page.partition("\n## The cluster\n")[2].partition("\n## ")[0]
-    rows = re.findall(r"^\| (`cluster.+?`) \|", section, re.MULTILINE)
+    rows = re.findall(r"^- (`cluster.+?`) \(", section, re.MULTILINE)
     explained = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
     words = set()
     folder = ROOT / "supervisor"
