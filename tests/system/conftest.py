@@ -15,7 +15,7 @@ INSTALL = "make -C /usr/src/musterd install EXTRAS=sessions,systemd,web"
 
 
 # The first test of a session waits for the installation.
-IMAGE_TIMEOUT_SECONDS = 400
+IMAGE_TIMEOUT_SECONDS = 1000
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
