@@ -299,7 +299,7 @@ def _weigh(fleet: Fleet, backend: str, browser: str) -> Figure:
     tree = [worker, *worker.children(recursive=True)]
     weight = 0.0
     for process in tree:
-        with contextlib.suppress(ProcessLookupError):  # the process has ended
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             weight += pss(process.pid)
     return Figure(
         key=f"memory.{backend}.{browser}",

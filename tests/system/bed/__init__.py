@@ -36,7 +36,7 @@ COMMANDS = (
 PROGRAMS = ("lib/systemd/systemd", "usr/bin/dbus-daemon", "usr/bin/make")
 BOOT_SECONDS = 60.0
 END_SECONDS = 20.0
-RUN_SECONDS = 100.0
+RUN_SECONDS = 300.0
 IMAGE_SECONDS = 900.0
 INSIDE = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
