@@ -59,6 +59,7 @@ RECENT_NS_MAX = 10 * SECOND_NS  # that `recent` looks back
 DEAD_COUNTED_MAX = 10_000
 SITES_SEEN_MAX = 1000  # of a cluster that has more, those with a breaker that is not closed first
 FINISHED, UNSUCCESSFUL = "finished", "unsuccessful"  # for a filter: any final state, all but one
+DEAD = "dead"  # for a filter: failed tasks, without those that were refused as they asked for
 PROGRESS_GAP_NS = SECOND_NS  # between two reports of one task
 ENDED_MAX = 1000  # ids that `ended` tells at once
 MARKS_MAX = 10_000  # reports of progress in one answer
@@ -265,7 +266,7 @@ class Fetched(Struct, frozen=True):
 class TaskFilter(Struct, frozen=True):
     pool: str = ""
     target: str = ""
-    state: str = ""  # queued, waiting, running, or a final state; UNSUCCESSFUL, FINISHED; "": any
+    state: str = ""  # queued, waiting, running, or a final state, a group of them (above); "": any
     error: str = ""  # part of the last error
     key: str = ""
     schedule: str = ""
@@ -287,7 +288,7 @@ class Recent(Struct, frozen=True):
     pool: str
     succeeded: int
     failed: int
-    dead: int  # failed tasks that are kept, of the newest DEAD_COUNTED_MAX of all pools
+    dead: int  # DEAD tasks that are kept, of the newest DEAD_COUNTED_MAX that failed in all pools
 
 
 class Ticked(Struct, frozen=True):

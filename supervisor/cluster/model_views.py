@@ -6,8 +6,17 @@ from collections.abc import Iterator
 from msgspec import structs
 
 from musterd.ipc.resilience.breaker import BreakerState
-from musterd.ipc.wire.messages import FAILED, FINAL_STATES, QUEUED, SUCCEEDED, WAITING, TaskView
+from musterd.ipc.wire.messages import (
+    FAILED,
+    FINAL_STATES,
+    QUEUED,
+    SUCCEEDED,
+    WAITING,
+    Failure,
+    TaskView,
+)
 from musterd.supervisor.cluster.engine import (
+    DEAD,
     FINISHED,
     RECENT_NS_MAX,
     SITES_SEEN_MAX,
@@ -39,7 +48,7 @@ class Views(Ends):
         return [
             structs.replace(view, args=b"", value=b"")
             for view in views
-            if view is not None and _is_in(view.state, which.state)
+            if view is not None and _is_in(view.state, view.failure, which.state)
         ][: which.limit]
 
     def _fits(self, task: Task, which: TaskFilter) -> bool:
@@ -56,7 +65,7 @@ class Views(Ends):
             id_
             for id_, each in self.board.done.items()
             if self._fits(each.task, which)
-            and _is_in(each.outcome.state, which.state)
+            and _is_in(each.outcome.state, each.outcome.failure, which.state)
             and (which.ids is None or id_ in which.ids)
             and each.finished_ns <= self.clock() - which.older_ns
         ]
@@ -70,7 +79,7 @@ class Views(Ends):
         for pool in sorted(self.board.pools):
             ended = [each for each in self.board.done.values() if each.task.pool == pool]
             lately = [each.outcome.state for each in ended if each.finished_ns > since_ns]
-            dead = sum(each.outcome.state == FAILED for each in ended)
+            dead = sum(_is_in(each.outcome.state, each.outcome.failure, DEAD) for each in ended)
             found.append(Recent(pool, lately.count(SUCCEEDED), lately.count(FAILED), dead))
         return found
 
@@ -110,7 +119,9 @@ class Views(Ends):
         return sorted(known[:SITES_SEEN_MAX], key=lambda view: view.target)
 
 
-def _is_in(state: str, wanted: str) -> bool:
+def _is_in(state: str, failure: Failure | None, wanted: str) -> bool:
+    if wanted == DEAD:
+        return state == FAILED and not (failure is not None and failure.refused)
     if wanted == FINISHED:
         return state in FINAL_STATES
     if wanted == UNSUCCESSFUL:

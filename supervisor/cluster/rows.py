@@ -22,6 +22,7 @@ from musterd.ipc.wire.messages import (
     TaskView,
 )
 from musterd.supervisor.cluster.engine import (
+    DEAD,
     FINISHED,
     UNSUCCESSFUL,
     Grant,
@@ -146,7 +147,7 @@ def tally(runs: Sequence[Run], verdicts: Sequence[Verdict]) -> tuple[object, ...
 
 
 def conditions(which: TaskFilter) -> tuple[object, ...]:
-    groups = {FINISHED: [4, 5, 6, 7], UNSUCCESSFUL: [5, 6, 7]}
+    groups = {FINISHED: [4, 5, 6, 7], UNSUCCESSFUL: [5, 6, 7], DEAD: [-5]}
     states = [number for number, state in STATES.items() if state == which.state]
     states = groups.get(which.state, states)
     return (

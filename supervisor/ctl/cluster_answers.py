@@ -27,7 +27,7 @@ from musterd.supervisor.api.status import (
     task_status,
 )
 from musterd.supervisor.cluster import checks
-from musterd.supervisor.cluster.engine import Statistics, TaskFilter
+from musterd.supervisor.cluster.engine import DEAD, Statistics, TaskFilter
 from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.ctl import cluster_results, cluster_schedules, cluster_sessions
 from musterd.supervisor.ctl.app import ANSWER_SECONDS, Settings
@@ -161,7 +161,7 @@ class ClusterConnection:
         return self._find(asked.limit, state=asked.state, pool=asked.pool)
 
     def _dead(self, asked: rpc.ListDead) -> TaskList:
-        return self._find(asked.limit, state="failed", pool=asked.pool)
+        return self._find(asked.limit, state=DEAD, pool=asked.pool)
 
     def _get(self, asked: rpc.GetTask) -> TaskStatus:
         view = self._engine.view(asked.id)

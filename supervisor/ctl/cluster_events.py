@@ -137,10 +137,12 @@ class Watch:
 
 def task_event(view: TaskView) -> Event:
     """Return the end of a task as the event that its node would tell."""
+    refused = view.failure is not None and view.failure.refused
+    state = "refused" if refused else view.state
     event = {
         "at": round(view.finished_at, 3),
-        "event": f"task.{view.state}",
-        "level": _ENDS.get(view.state, "info"),
+        "event": f"task.{state}",
+        "level": _ENDS.get(state, "info"),
         "task": view.id,
         "pool": view.name.partition(".")[0],
         "method": view.name.partition(".")[2],

@@ -1,6 +1,7 @@
 """The contract of engines: sites, classes, breakers, retry budgets, policy."""
 
 from random import Random
+from typing import Any
 
 import pytest
 from rig import SICK, UNWELL, Rig, pool, want
@@ -8,7 +9,13 @@ from rig import SICK, UNWELL, Rig, pool, want
 from musterd.ipc.resilience.breaker import Breaker
 from musterd.ipc.resilience.policy import SECOND_NS, BreakerPolicy
 from musterd.ipc.wire.messages import CRITICAL, FAILED, SUCCEEDED, Failure
-from musterd.supervisor.cluster.engine import ClusterPolicy, PolicyChanged, SiteView
+from musterd.supervisor.cluster.engine import (
+    DEAD,
+    ClusterPolicy,
+    PolicyChanged,
+    SiteView,
+    TaskFilter,
+)
 from musterd.supervisor.core.model.policy import GatePolicy, TargetPolicy
 
 STEADY = BreakerPolicy(failures=3, open_ns=60 * SECOND_NS, open_jitter=0.0, successes=2)
@@ -351,8 +358,7 @@ def test_tasks_that_do_not_wait_for_a_shut_site_end_at_once(rig: Rig) -> None:
     for id_ in (queued, fails, none):
         outcome = rig.ended(id_)
         assert outcome.state == FAILED
-        assert outcome.failure is not None
-        assert outcome.failure.kind == "open"
+        assert outcome.failure == Failure("open", "BreakerOpen", "the breaker of s is open")
     outcome = rig.ended(falls)
     assert (outcome.state, outcome.value, outcome.fallback) == (SUCCEEDED, b"\x07", True)
 
@@ -364,6 +370,29 @@ def test_queued_tasks_end_when_their_site_is_shut(rig: Rig) -> None:
     for _ in range(3):
         rig.finish(a, rig.claim_one(a), kind="failed", failure=UNWELL)
     assert [rig.ended(id_).state for id_ in ids] == [FAILED] * 5
+
+
+def test_a_task_that_a_shut_site_refused_is_no_dead_letter(rig: Rig) -> None:
+    rig.apply(policy())
+    a = rig.join(lease=600)
+    [dead] = rig.submit(rig.task(target="s", max_retries=0))
+    rig.finish(a, rig.claim_one(a), kind="failed", failure=UNWELL)
+    rig.engine.breaker("s", "open")
+    refused, falls = rig.submit(
+        rig.task(target="s", on_open="fail"),
+        rig.task(target="s", on_open="fallback", fallback=b"\x07"),
+    )
+
+    def found(**which: Any) -> set[str]:
+        return {each.id for each in rig.engine.find(TaskFilter(**which))}
+
+    assert found(state="failed") == {dead, refused}
+    assert found(state=DEAD) == {dead}
+    assert found(error="BreakerOpen: the breaker of s is open") == {refused}
+    assert found(error="open") == {refused}, f"{falls} has no error"
+    [recent] = rig.engine.recent(SECOND_NS)
+    assert (recent.failed, recent.dead) == (2, 1)
+    assert rig.engine.purge(TaskFilter(state="failed")) == 2
 
 
 def test_the_last_good_result_is_the_first_fallback(rig: Rig) -> None:

@@ -235,6 +235,21 @@ def test_nodes_are_listed_drained_and_let_go_on(desk: Desk, client: Client) -> N
 # -- tasks ----------------------------------------------------------------------------------------
 
 
+def test_a_task_that_a_shut_site_refused_is_said_so_and_no_dead_letter(
+    desk: Desk, client: Client
+) -> None:
+    assert desk.run("breaker", "open", "shut.example", admin=True)[0] == 0
+    refused = client.submit("jobs.double", {"x": 2}, target="shut.example", on_open="fail")
+    with pytest.raises(TaskFailed) as raised:
+        refused.result(timeout=60)
+    assert (raised.value.kind, raised.value.type) == ("open", "BreakerOpen")
+    id_ = refused.id
+    assert id_ in desk.text("tasks", "--state", "failed")
+    assert id_ not in desk.text("dead")
+    assert id_ in desk.text("events", "--kind", "task.refused")
+    assert id_ not in desk.text("events", "--level", "warning")
+
+
 def test_tasks_of_all_nodes_are_shown_and_steered(desk: Desk, client: Client) -> None:
     good = client.submit("jobs.double", {"x": 2}, target="site.example")
     assert good.result(timeout=60) == 4

@@ -259,10 +259,14 @@ CREATE FUNCTION packed(t text) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
   SELECT '\xdb'::bytea || int4send(octet_length(convert_to(t, 'UTF8'))) || convert_to(t, 'UTF8') $$;
 CREATE FUNCTION failure(kind text, type text, message text) RETURNS bytea
 LANGUAGE sql IMMUTABLE AS
-  $$ SELECT '\x93'::bytea || packed(kind) || packed(type) || packed(message) $$;
+  $$ SELECT '\x93'::bytea || set_byte('\xa0', 0, 160 + octet_length(kind)) || kind::bytea
+    || packed(type) || packed(message) $$;  -- a kind has less than 32 ASCII characters
 -- Whether a packed Failure says that the arguments do not fit: the caller's mistake.
 CREATE FUNCTION is_invalid(failure bytea) RETURNS bool LANGUAGE sql IMMUTABLE AS
   $$ SELECT coalesce(substr(failure, 2, 8) = '\xa7'::bytea || 'invalid', false) $$;
+-- Whether a task was refused, as it asked for (Failure.refused): it is no dead letter.
+CREATE FUNCTION is_refused(failure bytea) RETURNS bool LANGUAGE sql IMMUTABLE AS
+  $$ SELECT coalesce(substr(failure, 2, 5) = '\xa4'::bytea || 'open', false) $$;
 -- The name of a task's results that have no key.
 CREATE FUNCTION good_key(name text, key text, args bytea, owner oid) RETURNS text
 LANGUAGE sql STABLE AS $$

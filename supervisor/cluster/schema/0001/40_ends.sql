@@ -50,7 +50,7 @@ BEGIN
     IF good IS NOT NULL OR (v.opts).fallback IS NOT NULL THEN
       e.state := 4; e.value := coalesce(good, (v.opts).fallback);
       e.source := CASE WHEN good IS NULL THEN 'f' ELSE 's' END;
-      IF p_fallback THEN e.failure := NULL; END IF;
+      IF p_fallback THEN e.failure := NULL; e.error := NULL; END IF;
     END IF;
   END IF;
   INSERT INTO done (id, finished_at, state, value, failure, error, attempts, crashes, run_ns, source,

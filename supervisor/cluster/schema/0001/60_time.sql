@@ -61,7 +61,7 @@ END $$;
 -- End queued tasks that do not wait for a shut site, some at a time. Their pools are locked.
 CREATE FUNCTION end_impatient(p_lanes int[]) RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
-DECLARE shut int[]; ids text[]; v live; how record;
+DECLARE shut int[]; ids text[]; v live; how record; why text;
 BEGIN
   SELECT array_agg(x.lane) INTO shut FROM (
     SELECT y.lane, y FROM lane y JOIN site s ON s.target = y.target AND is_shut(s, clock())
@@ -78,9 +78,9 @@ BEGIN
     WHERE x.id = ANY (ids) AND x.state + 0 = 0 ORDER BY x.id
   LOOP
     SELECT * INTO v FROM live x WHERE x.id = how.id FOR UPDATE;
-    RETURN QUERY SELECT * FROM end_task(v, (5, '', failure('open', '', format(
-      'the breaker of %s is open', how.target)), 'open', v.attempt, 0, '-')::ending,
-      how.on_open = 'fallback');
+    why := format('the breaker of %s is open', how.target);
+    RETURN QUERY SELECT * FROM end_task(v, (5, '', failure('open', 'BreakerOpen', why),
+      'BreakerOpen: ' || why, v.attempt, 0, '-')::ending, how.on_open = 'fallback');
   END LOOP;
 END $$;
 

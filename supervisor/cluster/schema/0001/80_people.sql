@@ -107,7 +107,7 @@ BEGIN
 END $$;
 
 -- Tasks that fit, newest first, live ones before the others. p_states are numbers as in `live` and
--- `done`; NULL: any. Ended tasks are looked for in longer and longer times, so that the newest of
+-- `done`; NULL: any; {-5}: failed ones that were not refused. Ended tasks are looked for in longer and longer times, so that the newest of
 -- millions are found at once.
 CREATE FUNCTION find_1(p_pool text, p_target text, p_states smallint[], p_error text, p_key text,
   p_schedule text, p_limit int) RETURNS SETOF seen LANGUAGE plpgsql STABLE AS $$
@@ -119,7 +119,9 @@ BEGIN
     'unscoped(x.key) = %L) AND (%L = '''' OR position(%L IN x.error) > 0) AND (%L = '''' OR '
     'starts_with(x.id, %L))', p_pool, p_pool, p_target, p_target, p_key, p_key, p_error, p_error,
     p_schedule, '@' || p_schedule || '.');
-  IF p_states IS NOT NULL THEN
+  IF p_states = '{-5}' THEN
+    fits := fits || ' AND x.state = 5 AND NOT is_refused(x.failure)';
+  ELSIF p_states IS NOT NULL THEN
     fits := fits || format(' AND x.state IN (%s)', array_to_string(p_states || '{-1}', ','));
   END IF;
   IF p_states IS NULL OR p_states && '{0,1,2,3}' THEN
@@ -128,7 +130,7 @@ BEGIN
       fits, p_limit) INTO more;
     ids := ids || more;
   END IF;
-  IF p_states IS NULL OR p_states && '{4,5,6,7}' THEN
+  IF p_states IS NULL OR p_states && '{4,5,6,7,-5}' THEN
     FOREACH back IN ARRAY '{10 s,5 min,1 h,6 h,100 y}'::interval[] LOOP
       EXECUTE format('SELECT array_agg(y.id) FROM (SELECT x.id FROM done x '
         'CROSS JOIN LATERAL (SELECT x.target) t JOIN pool p ON p.pool = x.pool WHERE %s '
@@ -161,7 +163,7 @@ BEGIN
 END $$;
 
 -- For each pool: tasks that succeeded and failed within a time of at most ten seconds, and how many
--- failed ones are kept, of the newest 10,000 of all pools.
+-- failed ones that were not refused are kept, of the newest 10,000 of all pools.
 CREATE FUNCTION recent_1(p_span bigint) RETURNS TABLE (pool text, succeeded bigint, failed bigint,
   dead bigint) LANGUAGE plpgsql STABLE AS $$
 #variable_conflict use_column
@@ -172,8 +174,9 @@ BEGIN
     SELECT d.pool, count(*) FILTER (WHERE d.state = 4) AS good,
       count(*) FILTER (WHERE d.state = 5) AS bad
     FROM done d WHERE d.finished_at > since GROUP BY 1), kept AS (
-    SELECT f.pool, count(*) AS tasks FROM (
-      SELECT d.pool FROM done d WHERE d.state = 5 ORDER BY d.finished_at DESC LIMIT 10000) f
+    SELECT f.pool, count(*) FILTER (WHERE NOT is_refused(f.failure)) AS tasks FROM (
+      SELECT d.pool, d.failure FROM done d WHERE d.state = 5
+      ORDER BY d.finished_at DESC LIMIT 10000) f
     GROUP BY 1)
   SELECT p.name, coalesce(e.good, 0), coalesce(e.bad, 0), coalesce(k.tasks, 0)
   FROM pool p LEFT JOIN ended e ON e.pool = p.pool LEFT JOIN kept k ON k.pool = p.pool
