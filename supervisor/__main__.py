@@ -186,7 +186,8 @@ def web(
 def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> None:
     """Check the configuration, its workers and its schedules."""
     from musterd.supervisor.config.load import Invalid
-    from musterd.supervisor.service.check_config import machine_problems_of
+    from musterd.supervisor.config.sources import one_line
+    from musterd.supervisor.service.check_config import machine_problems_of, remarks_of
 
     problems: list[str] = []
     try:
@@ -199,6 +200,8 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
     made = loaded.config
     schedules = f", {len(made.schedule)} schedule(s)" if made.schedule else ""
     click.echo(f"the configuration is valid: {len(made.pools)} pool(s){schedules}")
+    for remark in remarks_of(made):
+        click.echo(one_line(remark))
 
 
 @main.command("show-config")

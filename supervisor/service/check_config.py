@@ -10,13 +10,14 @@ Every problem is one line with the file and the key, as config/load.py writes th
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from musterd.ipc.client.taskspec import encode_args
 from musterd.ipc.errors import ConfigurationError, InvalidTask, SessionError
+from musterd.ipc.secrets.access import fits
 from musterd.ipc.secrets.reference import from_json
 from musterd.ipc.secrets.sessions import check_library
 from musterd.ipc.wire.messages import USUAL
@@ -37,6 +38,7 @@ from musterd.supervisor.text.units import SECOND_NS, format_duration
 from musterd.supervisor.web.token import read_token
 
 IMPORT_SECONDS = 60  # for a function that belongs to no pool
+NAMES_SHOWN_MAX = 10
 LAST_WORDS_MAX = 500  # characters kept of the output of a process that ended without an answer
 
 Found = tuple[str, str]  # a key, and what is wrong with it
@@ -71,6 +73,41 @@ def _all(config: Config) -> Iterator[Found]:
     for name in config.supervisor.cleanup:
         if problem := _function_problem(name):
             yield "supervisor.cleanup", _line("supervisor.cleanup", name, problem)
+
+
+def remarks_of(config: Config) -> Iterator[str]:
+    """Yield what people should know of a valid configuration: which sessions stay on this node."""
+    usable = {
+        name: sessions_of(name, pool, config)
+        for name, pool in config.pools.items()
+        if pool.enabled and config.cluster.wanted
+    }
+    stay: dict[tuple[str, ...], list[str]] = {}
+    lack: dict[tuple[str, ...], list[str]] = {}
+    for session in config.sessions.named:
+        pools = [name for name in usable if fits(session, config.pools[name].sessions)]
+        shared = [name for name in pools if config.cluster.shares(name)]
+        own = tuple([name for name in pools if name not in shared and session in usable[name]])
+        refused = tuple([name for name in shared if session not in usable[name]])
+        if own:
+            stay.setdefault(own, []).append(session)
+        if refused:
+            lack.setdefault(refused, []).append(session)
+    for names, found in stay.items():
+        yield f"sessions of pool(s) {_few(names)} stay on this node: {_few(found)}"
+    for names, found in lack.items():
+        mend = "have the login_task and its pool shared, or neither"
+        if not config.sessions.has_shared_key:
+            mend = "give sessions.key_secret or sessions.key_file, the same on all machines"
+        yield (
+            f"tasks of the shared pool(s) {_few(names)} are refused with these sessions: "
+            f"{_few(found)}: {mend}"
+        )
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - NAMES_SHOWN_MAX
+    return ", ".join(names[:NAMES_SHOWN_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _line(key: str, value: str, problem: str) -> str:
