@@ -7,10 +7,11 @@ done once for each handler; what is left per task is one msgspec decode.
 May import: ipc.errors.
 """
 
+import difflib
 import inspect
 import re
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -27,18 +28,33 @@ PLACE_CHARS_MAX = 500  # of "module:function"; what is longer is cut
 # is not UTF-8 a UnicodeDecodeError.
 INVALID_ARGUMENTS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
-_PLACE_OF_FAULT = re.compile(r" - at `\$\.(\w+)")  # the argument that msgspec's message names
+ARGUMENTS_CHARS_MAX = 60  # of a signature in a message; a longer one has its required names
+
+# msgspec's messages, such as "Expected `object`, got `int` - at `$.offers[0]`".
+_FAULT = re.compile(r"(?P<what>.*?)(?: - at (?P<key>`key` in )?`\$\.?(?P<place>.*)`)?", re.DOTALL)
+_WRONG_KIND = re.compile(r"Expected `(?P<wanted>[^`]*)`(?P<more>[^`]*?)(?:, got `?(?P<got>\w+)`?)?")
+_WRONG_FIELD = re.compile(r"Object (?P<how>contains unknown|missing required) field `(?P<name>.*)`")
+_ARGUMENTS = "the arguments"
+_KINDS = {"object": "dict", "array": "list", "null": "None"}  # else as in Python
 
 
 class SignatureError(ConfigurationError):
     """A handler cannot be used; the message says why and what to do."""
 
 
+class Misfit(msgspec.ValidationError):
+    """A value is not what a handler is annotated with; the message says where and why."""
+
+    def __init__(self, message: str, argument: str = "") -> None:
+        super().__init__(message)
+        self.argument = argument  # whose value is to blame; "" if it is missing or there is none
+
+
 class Signature(msgspec.Struct, frozen=True):
     """Arguments of a handler."""
 
     method: str
-    text: str  # "extract(url: str, select: dict[str, str])"
+    text: str  # "extract(url, select, parser=...)"
     names: tuple[str, ...]  # without self, ctx and **others
     required: tuple[str, ...]  # those without a default
     positional: tuple[str, ...]  # those that Python lets a caller give without a name
@@ -72,10 +88,38 @@ def misfit(signature: str, why: str) -> str:
     return f"the arguments do not fit {signature}: {why}"
 
 
-def argument_at_fault(error: BaseException) -> str:
-    """Return the argument whose value a decoder has refused; "" if no value is to blame."""
-    found = _PLACE_OF_FAULT.search(str(error))
-    return found[1] if found is not None else ""
+def misfit_of(error: msgspec.ValidationError, whole: str, names: Sequence[str] = ()) -> Misfit:
+    """Return msgspec's error in words of Python; `names` are those of the arguments."""
+    found = _FAULT.fullmatch(str(error))
+    assert found is not None, "it fits any text"
+    what, place = found["what"], found["place"] or ""
+    argument = re.split(r"[.\[]", place, maxsplit=1)[0]
+    if wrong := _WRONG_FIELD.fullmatch(what):
+        name, unknown = wrong["name"], wrong["how"] == "contains unknown"
+        if place or whole != _ARGUMENTS:
+            why = f"there is no field {name!r}" if unknown else f"the field {name!r} is missing"
+            why = f"{place or whole}: {why}"
+        else:
+            why = no_argument(name, names) if unknown else f"the argument {name!r} is missing"
+        return Misfit(why, argument)
+    where = place or whole
+    if found["key"]:
+        where = f"a key of {where}"
+    if wrong := _WRONG_KIND.fullmatch(what):
+        why = f"{where} must be {_kinds(wrong['wanted'])}{wrong['more']}"
+        why += f", not {_kinds(wrong['got'])}" if wrong["got"] else ""
+        return Misfit(why, argument)
+    return Misfit(f"{where}: {what}", argument)
+
+
+def no_argument(name: str, names: Sequence[str]) -> str:
+    """Say that a handler has no argument of this name, and which may be meant."""
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"there is no argument {name!r}" + (f": did you mean {near[0]!r}?" if near else "")
+
+
+def _kinds(words: str) -> str:
+    return " | ".join(_KINDS.get(word, word) for word in words.split(" | "))
 
 
 def read_signature(method: str, function: Callable[..., Any], *, bound: bool) -> Signature:
@@ -108,13 +152,30 @@ def read_signature(method: str, function: Callable[..., Any], *, bound: bool) ->
     is_open = len(named) < len(arguments)
     return Signature(
         method=method,
-        text=f"{method}({', '.join(str(each) for each in arguments)})",
+        text=_text(method, arguments),
         names=tuple(each.name for each in named),
         required=tuple(each.name for each in named if each.default is each.empty),
         positional=tuple(each.name for each in named if each.kind is not each.KEYWORD_ONLY),
         open=is_open,
         decode=_decoder(described(method, function), function, named, reserved, is_open=is_open),
     )
+
+
+def _text(method: str, arguments: Sequence[inspect.Parameter]) -> str:
+    """Return a handler with its arguments as messages show them: optional ones as `name=...`."""
+    required, shown = [], []
+    for each in arguments:
+        if each.kind is each.VAR_KEYWORD:
+            shown.append(f"**{each.name}")
+        elif each.default is each.empty:
+            required.append(each.name)
+            shown.append(each.name)
+        else:
+            shown.append(f"{each.name}=...")
+    whole = ", ".join(shown)
+    if len(whole) > ARGUMENTS_CHARS_MAX:
+        whole = ", ".join([*required, "..."])
+    return f"{method}({whole})"
 
 
 def described(method: str, function: Callable[..., Any]) -> str:
@@ -152,17 +213,28 @@ def _decoder(
             "use plain types, dataclasses, TypedDicts or msgspec Structs"
         ) from error
     asdict = msgspec.structs.asdict
+    names = [each.name for each in named]
+
+    def decode_named(raw: bytes) -> dict[str, Any]:
+        try:
+            return asdict(decode(raw))
+        except msgspec.ValidationError as error:
+            raise misfit_of(error, _ARGUMENTS, names) from None
+
     if not is_open:
-        return lambda raw: asdict(decode(raw))
+        return decode_named
 
     decode_any = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
     def decode_with_extra(raw: bytes) -> dict[str, Any]:
-        arguments = decode_any(raw)
+        try:
+            arguments = decode_any(raw)
+        except msgspec.ValidationError as error:
+            raise misfit_of(error, _ARGUMENTS) from None
         for name in reserved:
             if name in arguments:
-                raise msgspec.ValidationError(f"`{name}` is not an argument")
-        return arguments | asdict(decode(raw))
+                raise Misfit(no_argument(name, names))
+        return arguments | decode_named(raw)
 
     return decode_with_extra
 
@@ -184,13 +256,21 @@ def result_decoder(method: str, function: Callable[..., Any]) -> Callable[[bytes
     if kind is Any:
         return None
     try:
-        return msgspec.msgpack.Decoder(kind).decode
+        decode = msgspec.msgpack.Decoder(kind).decode
     except (TypeError, ValueError) as error:
         raise SignatureError(
             f"{where}: its result cannot be decoded as {inspect.formatannotation(kind)}: {error}; "
             "annotate it with plain types, dataclasses, TypedDicts or msgspec Structs, or submit "
             "it by its name, for plain data"
         ) from error
+
+    def decode_result(raw: bytes) -> Any:
+        try:
+            return decode(raw)
+        except msgspec.ValidationError as error:
+            raise misfit_of(error, "the result") from None
+
+    return decode_result
 
 
 def _hints(where: str, function: Callable[..., Any], annotations: dict[str, Any]) -> dict[str, Any]:

@@ -96,7 +96,10 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
         state = directories.state_dir(settings.state_dir)
         directories.prepare(runtime, state)
         directories.check_log_file(settings.log_file)
-        log.configure(settings.log_level, settings.log_file, settings.log_format)
+        developing = settings.profile == "development"
+        log.configure(
+            settings.log_level, settings.log_file, settings.log_format, developing=developing
+        )
         lock = InstanceLock(runtime, state)
     except ConfigurationError as error:
         _fail(EXIT_CONFIGURATION, str(error))

@@ -44,13 +44,14 @@ from musterd.ipc.errors import InvalidTask, NotConnected, UnknownTask
 from musterd.ipc.secrets.reference import SECRET_MARK, without_secrets
 from musterd.ipc.signatures import (
     INVALID_ARGUMENTS,
+    Misfit,
     Signature,
     SignatureError,
-    argument_at_fault,
     by_name,
     is_method,
     is_task,
     misfit,
+    no_argument,
     place_of,
     read_signature,
     result_decoder,
@@ -226,26 +227,31 @@ def _check(known: _Known, given: dict[str, Any], data: bytes) -> None:
             signature.decode(without_secrets(data) if SECRET_MARK in data else data)
             return
     except INVALID_ARGUMENTS as error:
-        secret = SECRET_MARK in data and _holds_secret(given.get(argument_at_fault(error)))
+        secret = SECRET_MARK in data and _holds_secret(given.get(_at_fault(error)))
         why = _fault_beside_secrets(signature, given) if secret else str(error)
         if not why:
             return
     raise InvalidTask(f"{known.place}: {misfit(signature.text, why)}")
 
 
+def _at_fault(error: BaseException) -> str:
+    """Return the argument whose value was refused; "" if no value is to blame."""
+    return error.argument if isinstance(error, Misfit) else ""
+
+
 def _misnamed(known: _Known, given: dict[str, Any]) -> str:
     """Say which argument is missing, or is none of the handler's; the latter may be an option."""
     signature = known.signature
-    for name in signature.required:
-        if name not in given:
-            return f"the argument {name!r} is missing"
     for name in given:
         if name not in signature.names and not signature.open:
-            why = f"there is no argument {name!r}"
+            why = no_argument(name, signature.names)
             if name in _OPTIONS:
                 _, _, function = known.place.partition(":")
                 why += f"; options stand beside a call: submit(call({function}, ...), {name}=...)"
             return why
+    for name in signature.required:
+        if name not in given:
+            return f"the argument {name!r} is missing"
     return ""
 
 
@@ -255,7 +261,7 @@ def _fault_beside_secrets(signature: Signature, given: dict[str, Any]) -> str:
     try:
         signature.decode(packed("the arguments", "args", plain))
     except INVALID_ARGUMENTS as error:
-        return str(error) if argument_at_fault(error) else ""  # else one of the others is missing
+        return str(error) if _at_fault(error) else ""  # else one of the others is missing
     return ""
 
 

@@ -25,16 +25,16 @@ def find_secret(name: str) -> str:
     if value:
         check_text(name, value)
         return value
-    looked = [f"the environment variable {name}"]
+    lacks = f"environment variable {name}"
     folder = os.environ.get(CREDENTIALS_VARIABLE)
     if folder:
-        looked.append("the systemd credential")
+        lacks += " and no systemd credential of that name"
         value = read_secret(name, Path(folder, name))
         if value:
             return value
     raise MissingSecret(
-        f"secret {name!r} is missing or empty: looked in {', '.join(looked)}; "
-        "set one of them for the daemon"
+        f"secret {name!r} is missing or empty: the daemon has no {lacks}: give it one, and start "
+        "it again"
     )
 
 

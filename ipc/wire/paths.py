@@ -2,10 +2,11 @@
 
 The runtime directory is /run/musterd for root, or where this user may write to it; else
 $XDG_RUNTIME_DIR/musterd; else a private directory under the temporary directory. Clients take the
-first of these that has the socket.
+first of these that has the socket; but within a project that `musterd dev` runs, they take that.
 """
 
 import os
+import socket as sockets
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +14,8 @@ from pathlib import Path
 from musterd.ipc.errors import ConfigurationError
 
 SYSTEM_RUNTIME_DIR = Path("/run/musterd")
+PROJECT_DIR = ".musterd"  # of `musterd dev`, in the folder of the project
+PROJECT_RUNTIME_DIR = f"{PROJECT_DIR}/run"
 CONTROL_SOCKET = "control.sock"
 TASKS_SOCKET = "tasks.sock"
 WORKERS_SOCKET = "workers.sock"
@@ -122,7 +125,8 @@ def fitting(socket: Path, key: str = "supervisor.runtime_dir") -> Path:
 def find_tasks_socket(
     environ: Mapping[str, str] | None = None, system_dir: Path = SYSTEM_RUNTIME_DIR
 ) -> Path:
-    """Find a client's socket: $MUSTERD_TASKS, else the first existing, else this user's own."""
+    """Find a client's socket: $MUSTERD_TASKS, that of `musterd dev` in this folder or above, the
+    first existing, this user's own."""
     environ = os.environ if environ is None else environ
     if given := environ.get(TASKS_VARIABLE):
         return fitting(Path(given), TASKS_VARIABLE)
@@ -132,11 +136,14 @@ def find_tasks_socket(
 def find_control_socket(
     environ: Mapping[str, str] | None = None, system_dir: Path = SYSTEM_RUNTIME_DIR
 ) -> Path:
-    """Return musterctl's socket without -s: the first that exists, else this user's own."""
+    """Return musterctl's socket without -s: that of `musterd dev` in this folder or above, the
+    first that exists, this user's own."""
     return _find(CONTROL_SOCKET, os.environ if environ is None else environ, system_dir)
 
 
 def _find(name: str, environ: Mapping[str, str], system_dir: Path) -> Path:
+    if (running := _project_runtime_dir()) is not None:
+        return running / name
     private = private_runtime_dir(environ)
     for folder in (system_dir, session_runtime_dir(environ), private):
         if folder is None or not _exists(folder / name):
@@ -147,6 +154,37 @@ def _find(name: str, environ: Mapping[str, str], system_dir: Path) -> Path:
     if folder == private:
         check_private(private)
     return fitting(folder / name)
+
+
+def _project_runtime_dir() -> Path | None:
+    """Return the sockets' directory of the project that we are in, if its daemon runs."""
+    try:
+        here = Path.cwd()
+    except OSError:  # a folder that was removed
+        return None
+    for folder in (here, *here.parents):
+        if (folder / PROJECT_DIR).is_dir():
+            break
+    else:
+        return None
+    if private_problem(folder / PROJECT_DIR):
+        return None  # somebody else's
+    runtime = folder / PROJECT_RUNTIME_DIR
+    if len(os.fsencode(runtime / WORKERS_SOCKET)) > SOCKET_PATH_BYTES_MAX:
+        runtime = Path(os.path.realpath(runtime))  # a link to a short directory
+    return runtime if _answers(runtime / CONTROL_SOCKET) else None
+
+
+def _answers(path: Path) -> bool:
+    """Tell whether a daemon listens there; one that was killed leaves its socket behind."""
+    with sockets.socket(sockets.AF_UNIX, sockets.SOCK_STREAM | sockets.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(os.fsencode(path))
+        except BlockingIOError:  # it listens, and is busy
+            return True
+        except OSError:
+            return False
+        return True
 
 
 def _exists(socket: Path) -> bool:

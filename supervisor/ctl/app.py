@@ -260,8 +260,9 @@ def cluster_place(decorated: Function) -> Function:
     "-s",
     "--socket",
     envvar="MUSTERD_CONTROL",
-    help="The daemon's control.sock. [default: $MUSTERD_CONTROL, else the first that exists in "
-    "/run/musterd, $XDG_RUNTIME_DIR/musterd and this user's temporary directory]",
+    help="The daemon's control.sock. [default: $MUSTERD_CONTROL, else that of `musterd dev` in "
+    "this folder or above, else the first that exists in /run/musterd, $XDG_RUNTIME_DIR/musterd "
+    "and this user's temporary directory]",
 )
 @_json
 @click.option(

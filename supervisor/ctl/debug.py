@@ -22,9 +22,11 @@ from musterd.ipc.wire.debugger_messages import DEBUGGER_CHARS_MAX
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.debugging import DebugBegun, DebugResult, DebugText
 from musterd.supervisor.api.rpc import Answer, RpcError, decode_answer
+from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings, any_names, command, connect
 from musterd.supervisor.ctl.connection import Connection, NoAnswer
 from musterd.supervisor.ctl.output import emit, warn
+from musterd.supervisor.ctl.table import paper
 from musterd.supervisor.text.printable import printable
 
 WAKE = signal.SIGUSR1
@@ -147,8 +149,9 @@ def _show(heard: bytes) -> str | None:
     if "debugging" in fields:
         begun = msgspec.convert(fields, DebugBegun)
         task = f"task {begun.task} ({begun.name}, attempt {begun.attempt})"
-        emit(printable(f"{begun.debugging}: {task} at {begun.where}"))
-        emit(HELP)
+        on = paper()
+        emit(show.prose(printable(f"{begun.debugging}: {task} at {begun.where}"), on))
+        emit(show.prose(HELP, on))
         return None
     said = msgspec.convert(fields, DebugText)
     text = printable(said.text, keep="\n\t")

@@ -104,6 +104,5 @@ Run it, and save a file to have it reloaded:
 
 In another terminal, in that folder:
 
-  {typed("musterctl", "-s", ".musterd/run/control.sock", *submit[:1])} \\
-    {" ".join(submit[1:])}
+  {typed("musterctl", *submit)}
   {typed("pytest")}"""

@@ -20,13 +20,19 @@ from pathlib import Path
 from msgspec import Struct
 
 from musterd.ipc.errors import ConfigurationError, MusterdError
-from musterd.ipc.wire.paths import CONTROL_SOCKET, SOCKET_PATH_BYTES_MAX, WORKERS_SOCKET
+from musterd.ipc.wire.paths import (
+    CONTROL_SOCKET,
+    PROJECT_DIR,
+    SOCKET_PATH_BYTES_MAX,
+    TASKS_SOCKET,
+    WORKERS_SOCKET,
+)
 from musterd.supervisor.config.http import WEB_NEEDS
 from musterd.supervisor.config.load import BUILT_IN, Loaded, load
 from musterd.supervisor.web.token import read_token
 
 NAMES = ("musterd.toml", "musterd.yaml", "musterd.yml", "musterd.json")
-OWN = ".musterd"
+OWN = PROJECT_DIR
 RUN, STATE, TOKEN, PORT = "run", "state", "token", "port"  # in OWN
 PROFILE = "development"
 LOOPBACK = "127.0.0.1"
@@ -51,6 +57,15 @@ class Project(Struct, frozen=True):
     @property
     def control(self) -> Path:
         return self.runtime / CONTROL_SOCKET
+
+    @property
+    def tasks(self) -> Path:
+        return self.runtime / TASKS_SOCKET
+
+    @property
+    def is_found(self) -> bool:
+        """Whether musterctl and clients in the folder find the daemon by themselves."""
+        return self.runtime == self.folder / OWN / RUN
 
     def short(self, path: Path) -> str:
         """Return the path as it can be typed in the project's folder."""

@@ -91,13 +91,13 @@ class Dev:
 
     def _introduce(self, environ: Mapping[str, str]) -> None:
         project, screen = self._project, self._screen
-        control = project.short(project.control)
-        tasks = project.short(project.control.with_name("tasks.sock"))
         files = " ".join(project.short(file) for file in project.files)
         screen.show(screen.paint(f"musterd dev: {files} in {project.folder}", BOLD))
+        named = [] if project.is_found else ["-s", project.short(project.control)]
+        tasks = f"MUSTERD_TASKS={shlex.quote(project.short(project.tasks))} "
         rows = [
-            ("steer it", typed("musterctl", "-s", control, "status", cwd=project.folder)),
-            ("clients", f"MUSTERD_TASKS={shlex.quote(tasks)} python your_program.py"),
+            ("steer it", typed("musterctl", *named, "status", cwd=project.folder)),
+            ("clients", f"{'' if project.is_found else tasks}python your_program.py"),
         ]
         if project.no_dashboard:
             rows.append(("dashboard", f"none: {project.no_dashboard}"))

@@ -225,10 +225,15 @@ class _Limits:
 
 
 _limits = _Limits()
+_developing = False  # somebody writes these workers just now
 
 
-def configure(level: str, log_file: str = "", log_format: str = AUTO) -> None:
-    """Set up logging for the daemon."""
+def configure(
+    level: str, log_file: str = "", log_format: str = AUTO, *, developing: bool = False
+) -> None:
+    """Set up logging for the daemon; `developing`: a task's first failure has its traceback."""
+    global _developing
+    _developing = developing
     outbox = Outbox(target(log_format, log_file, os.environ))
     root = logging.getLogger()
     for old in list(root.handlers):
@@ -280,6 +285,7 @@ def write(report: Report, *, always: bool = False) -> None:
     if log.isEnabledFor(number) and (always or _limits.take(report.event)):
         # An attempt that is tried again is worth its traceback to those who look closely.
         close = number >= logging.WARNING or log.isEnabledFor(logging.DEBUG)
+        close = close or (_developing and report.attempt == 1)
         line(report.event, number, fields, traceback=report.traceback if close else "")
 
 

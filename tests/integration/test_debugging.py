@@ -15,6 +15,7 @@ import pytest
 from musterd import Client, Secret, TaskCancelled, TaskFailed
 from musterd.supervisor.api import rpc
 from support.daemon import Muster, Musters, wait_for_end
+from support.terminal import MUSTERCTL, Terminal
 from support.waiting import wait_for
 
 SECONDS = 30.0
@@ -505,6 +506,22 @@ def test_beside_a_debugged_task_nothing_is_late(shop, debug):
 
 
 # -- ends -------------------------------------------------------------------------------------
+
+
+def test_the_words_of_musterctl_fit_the_terminal(shop):
+    daemon = shop()
+    daemon.ctl("submit", "shop.late")
+    waits(daemon)
+    terminal = Terminal([*MUSTERCTL, "-s", daemon.control_socket, "debug"], columns=60, rows=40)
+    try:
+        terminal.wait("it asks", lambda lines: any("(Pdb)" in line for line in lines))
+        words = [line for line in terminal.said() if not line.startswith(("> ", "-> ", "(Pdb)"))]
+        assert "h helps." in " ".join(words)
+        assert [line for line in words if len(line) > 60] == []
+        terminal.press("c\n")
+        assert terminal.exit_code() == 0
+    finally:
+        terminal.close()
 
 
 def test_a_terminal_that_is_killed_leaves_nobody_behind(shop, debug):

@@ -32,6 +32,15 @@ class Bot(Worker):
     def hello(self, ctx, name: str) -> str:
         return f"{GREETING} {name}"
 
+    @task(max_retries=1)
+    def fail(self, ctx, gate: str) -> None:
+        import pathlib
+        import time
+
+        while ctx.attempt > 1 and not pathlib.Path(gate).exists():
+            time.sleep(0.01)
+        raise KeyError("price")
+
     @task
     def nap(self, ctx, seconds: float) -> None:
         import time
@@ -75,8 +84,7 @@ class Session:
         )
 
     def submit(self, task: str, *arguments: str) -> str:
-        socket = ".musterd/run/control.sock"
-        done = self.run(f"musterctl -s {socket} submit {task} {' '.join(arguments)} --wait")
+        done = self.run(f"musterctl submit {task} {' '.join(arguments)} --wait")
         return done.stdout.strip() or done.stderr
 
     def note(self, terminal: Terminal) -> list[psutil.Process]:
@@ -178,6 +186,41 @@ def test_a_project_is_run_and_what_is_saved_is_reloaded(session, waiting):
     stop(session, terminal, waiting)
 
 
+ASK = """
+from musterd import Client
+
+with Client() as musterd:
+    print(musterd.submit("bot.hello", {"name": "you"}).result(timeout=60))
+"""
+
+
+def test_programs_and_musterctl_find_it_anywhere_in_the_project(session, waiting):
+    terminal = session.dev()
+    up(terminal)
+    below = session.folder / "tools" / "deep"
+    below.mkdir(parents=True)
+    (below / "ask.py").write_text(ASK)
+    status = session.run("cd tools/deep && musterctl status bot/0")
+    assert "bot/0" in status.stdout, status.stderr
+    asked = session.run(f"cd tools/deep && {sys.executable} ask.py")
+    assert asked.stdout == "hello you\n", asked.stderr
+    stop(session, terminal, waiting)
+    elsewhere = session.run("musterctl --json status")
+    assert ".musterd" not in elsewhere.stdout + elsewhere.stderr, "it runs no more"
+
+
+def test_the_first_failure_of_a_task_shows_its_traceback(session, waiting):
+    terminal = session.dev()
+    up(terminal)
+    session.run(f"musterctl submit bot.fail 'gate={session.folder / 'gate'}'")
+    shown = has('Traceback (most recent call last): File "bot.py", line')
+    lines = terminal.wait("the first failure is shown", shown)
+    assert not has("task is dead")(lines), "another attempt runs"
+    (session.folder / "gate").touch()
+    terminal.wait("the last failure is shown", has("task is dead: it is not retried"))
+    stop(session, terminal, waiting)
+
+
 def test_the_configuration_is_reloaded_too_and_other_files_are_told_apart(session, waiting):
     terminal = session.dev()
     up(terminal)
@@ -227,7 +270,7 @@ def test_nothing_is_left_when_it_is_killed(session, waiting):
 def test_a_second_and_a_third_ctrl_c_do_not_wait(session, waiting):
     terminal = session.dev()
     up(terminal)
-    session.run("musterctl -s .musterd/run/control.sock submit bot.nap seconds=600")
+    session.run("musterctl submit bot.nap seconds=600")
     terminal.wait("it naps", has("bot/0 | napping"))
     session.note(terminal)
     terminal.press("\x03")
@@ -326,9 +369,9 @@ def test_a_new_project_passes_its_own_checks_and_runs_as_it_says(short_folder, w
     running = session.dev()
     try:
         up(running)
-        submit = "\n".join(lines).partition("musterctl -s")[2].partition("\n  pytest")[0]
+        submit = "\n".join(lines).partition("musterctl submit")[2].partition("\n  pytest")[0]
         page = f"http://127.0.0.1:{_port_of_a_page(session)}/"
-        done = session.run(f"musterctl -s{submit.replace('https://example.com/', page)}")
+        done = session.run(f"musterctl submit{submit.replace('https://example.com/', page)}")
         assert (done.returncode, "Tea time" in done.stdout) == (0, True), done.stderr
         stop(session, running, waiting)
     finally:

@@ -137,8 +137,7 @@ def test_the_examples_for_workers_and_clients_work(muster):
     assert (price, count, items) == ("3.5", "2", "['tea', 'tea']")
     assert doubled == "[0, 2, 4, 6, 8]"
     assert refused == (
-        "shop:Shop.price: the arguments do not fit price(item: str): Expected `str`, got `int` - "
-        "at `$.item`"
+        "shop:Shop.price: the arguments do not fit price(item): item must be str, not int"
     )
 
 

@@ -268,7 +268,7 @@ def test_arguments_that_do_not_fit_are_invalid_and_the_handler_never_runs(fleet:
     fleet.start()
     failure = fleet.failure("greet", {"name": 5})
     assert (failure.kind, failure.type) == (INVALID, "musterd.InvalidTask")
-    assert "do not fit greet(name: str): Expected `str`, got `int`" in failure.message
+    assert "do not fit greet(name): name must be str, not int" in failure.message
     assert fleet.failure("greet", args=b"\xc1").kind == INVALID
     assert fleet.failure("greet", args=b"\x91" * 100_000).kind == INVALID
     assert fleet.failure("open").message.startswith("this worker has no task 'open'; it has bad,")

@@ -220,7 +220,7 @@ def test_the_async_client_does_the_same(place: Any) -> None:
             assert sorted([await each.result() async for each in doubled]) == [*range(0, 20, 2)]
             halved = client.map(shop.halve, [{"number": 3}])
             assert [await each.result() async for each in halved] == [1.5]
-            with pytest.raises(InvalidTask, match="Expected `str`"):
+            with pytest.raises(InvalidTask, match="must be str"):
                 await client.submit(shop.Promos.check, shop=1)
             with pytest.raises(InvalidResult):
                 await (await client.submit(shop.Promos.lies)).result(SECONDS)
@@ -252,8 +252,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_sent(place: Any) -> Non
             client.submit("promos.check", {"shop": 1}).result(SECONDS)
         with pytest.raises(InvalidTask) as refused:
             client.submit(shop.Promos.check, shop=1)
-    fault = "the arguments do not fit check(shop: str, price: float = 1.0): "
-    fault += "Expected `str`, got `int` - at `$.shop`"
+    fault = "the arguments do not fit check(shop, price=...): "
+    fault += "shop must be str, not int"
     assert fault in str(caught.value)
     assert fault in str(refused.value)
 
@@ -262,7 +262,7 @@ def test_a_result_that_is_not_as_annotated_is_an_error_and_still_there(place: An
     daemon, shop = place(PROMOS)
     with daemon.client() as client:
         task = client.submit(shop.Promos.lies)
-        with pytest.raises(InvalidResult, match="Expected `bool`, got `str`"):
+        with pytest.raises(InvalidResult, match="the result must be bool, not str"):
             task.result(SECONDS)
         assert task.outcome(SECONDS).result == "yes"
         assert client.submit("promos.lies").result(SECONDS) == "yes"

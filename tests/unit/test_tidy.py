@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -308,6 +309,19 @@ def project_files() -> list[Path]:
             )
         ]
     return [path for path in files if path.is_file() and not path.is_symlink()]
+
+
+def test_the_extra_docs_has_what_the_documented_modules_import() -> None:
+    """musterd.testing is in docs/api.md, and is imported for its docstrings."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*project["dependencies"], *project["optional-dependencies"]["docs"]]
+    had = {re.split(r"[^\w.-]", each)[0].lower() for each in wanted} | sys.stdlib_module_names
+    imported = {
+        name.partition(".")[0]
+        for path in (ROOT / TESTING).rglob("*.py")
+        for _, name in imports(parse(path))
+    }
+    assert sorted(imported - had - {"musterd"}) == []
 
 
 def test_no_file_names_the_place_of_this_checkout() -> None:

@@ -48,7 +48,7 @@ def due_runs(policy: SchedulePolicy, last_ns: int, wall_ns: int) -> DueRuns:
         runs = () if late else (newest_ns,)
         left_out += len(due.instants) - len(runs)
     many = "" if due.counted else "at least "
-    why = f"{many}{left_out} were due and not run in time (catch_up = {policy.catch_up})"
+    why = f"{many}{left_out} were missed and are not caught up with (catch_up = {policy.catch_up})"
     return DueRuns(runs, newest_ns, left_out, why if left_out else "")
 
 

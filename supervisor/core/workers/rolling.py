@@ -29,7 +29,7 @@ from musterd.supervisor.core.workers.recycling import Recycling
 
 FORK_SERVER_TRIES_MAX = 3  # new fork servers that may end before the replacement is given up
 FAILURES_MAX = 3  # successors in a row that may fail after the first got ready
-ANOTHER_BUILD = "it is of another build"
+ANOTHER_BUILD = "its code, options or environment have changed"
 
 
 class RollingReplacement:

@@ -12,6 +12,7 @@ from musterd import AsyncTaskHandle, InvalidResult, Secret, TaskHandle, TaskStat
 from musterd.ipc.client.handle import BaseHandle, task_status
 from musterd.ipc.client.session import Session
 from musterd.ipc.secrets.reference import SECRET_CODE, encode_secret
+from musterd.ipc.signatures import result_decoder
 from musterd.ipc.wire.messages import FAILED, SUCCEEDED, Outcome, TaskView
 
 encode = msgspec.msgpack.encode
@@ -43,7 +44,10 @@ def ended(value: object, returns: Callable[[bytes], Any] | None = None, **how: b
     return handle._value(Session())
 
 
-DECODE = msgspec.msgpack.Decoder(Offer).decode
+def offer(ctx: Any) -> Offer: ...
+
+
+DECODE = result_decoder("offer", offer)
 
 
 def test_the_result_of_a_typed_call_is_of_the_annotated_type() -> None:
@@ -59,7 +63,7 @@ def test_a_result_that_is_not_as_annotated_is_said() -> None:
         ended({"shop": "aurora"}, DECODE)
     assert str(caught.value) == (
         "task a (p.x) succeeded, but its result is not what its handler is annotated with: "
-        "Object missing required field `price`; outcome().result has it as it is"
+        "the result: the field 'price' is missing; outcome().result has it as it is"
     )
     with pytest.raises(InvalidResult):
         ended(None, DECODE)

@@ -192,8 +192,12 @@ def test_the_url_is_found_where_it_was_said_to_be(
     path.write_text(f"{URL}\n{URL}\n")
     with pytest.raises(Undelivered, match="more than one line"):
         url_of(Destination(url_file=str(path)))
-    with pytest.raises(Undelivered, match="'NOBODY' is missing or empty"):
+    with pytest.raises(Undelivered) as caught:
         url_of(Destination(url_secret="NOBODY"))
+    assert str(caught.value) == (
+        "secret 'NOBODY' is missing or empty: the daemon has no environment variable NOBODY and no "
+        "systemd credential of that name: give it one, and start it again"
+    )
 
 
 def test_no_part_of_a_url_is_left_in_a_reason() -> None:

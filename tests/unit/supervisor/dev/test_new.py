@@ -57,7 +57,7 @@ def test_a_project_has_its_name_everywhere_and_nothing_is_left_to_fill_in(tmp_pa
         assert "{{" not in file.read_text()
     assert "class TeaShop(ParserWorker)" in (made / "tea_shop.py").read_text()
     assert 'worker = "tea_shop:TeaShop"' in (made / "musterd.toml").read_text()
-    assert "submit \\\n    tea_shop.check" in told
+    assert "musterctl submit tea_shop.check url=https://example.com/ --wait" in told
     umask = os.umask(0)
     os.umask(umask)
     assert made.stat().st_mode & 0o777 == 0o777 & ~umask

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,63 @@ def test_a_client_takes_the_first_socket_that_exists(place: Path) -> None:
         system / "tasks.sock",
         Path("/x/t.sock"),
     ]
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Path]:
+    """A project that `musterd dev` runs."""
+    run = folder / shared.PROJECT_RUNTIME_DIR
+    run.mkdir(parents=True)
+    (folder / shared.PROJECT_DIR).chmod(0o700)
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(run / "control.sock"))
+        server.listen()
+        yield run
+
+
+def test_within_a_project_that_runs_its_sockets_are_found(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = environ(place)
+    usual = place / "session" / "musterd"
+    below = place / "bot" / "tests"
+    below.mkdir(parents=True)
+    monkeypatch.chdir(below)
+    with served(place / "bot") as run:
+        assert shared.find_tasks_socket(variables, place / "absent") == run / "tasks.sock"
+        assert shared.find_control_socket(variables, place / "absent") == run / "control.sock"
+        (place / "bot" / ".musterd").chmod(0o770)
+        found = shared.find_control_socket(variables, place / "absent")
+        assert found == usual / "control.sock", "others may have put it there"
+        (place / "bot" / ".musterd").chmod(0o700)
+        assert shared.find_control_socket(variables, place / "absent") == run / "control.sock"
+    found = shared.find_control_socket(variables, place / "absent")
+    assert found == usual / "control.sock", "its daemon was killed and left the socket"
+
+
+def test_the_sockets_of_a_project_in_a_long_path_are_behind_its_link(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = place / ("x" * 100)
+    with served(place / "short") as run:
+        (folder / shared.PROJECT_DIR).mkdir(parents=True, mode=0o700)
+        (folder / shared.PROJECT_RUNTIME_DIR).symlink_to(run)
+        monkeypatch.chdir(folder)
+        found = shared.find_control_socket(environ(place), place / "absent")
+        assert found == run / "control.sock"
+    for each in (folder / shared.PROJECT_DIR, folder):
+        shutil.rmtree(each)
+
+
+def test_a_folder_that_was_removed_is_no_project(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = environ(place)
+    (place / "gone").mkdir()
+    monkeypatch.chdir(place / "gone")
+    (place / "gone").rmdir()
+    found = shared.find_control_socket(variables, place / "absent")
+    assert found == place / "session" / "musterd" / "control.sock"
 
 
 def test_musterctl_looks_in_the_same_places(place: Path) -> None:
