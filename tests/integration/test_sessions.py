@@ -17,6 +17,7 @@ from support.daemon import DAEMON, Muster, Musters
 from support.login_site import PASSWORD, USER, LoginSite, login_site
 from support.waiting import wait_for
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sessions.md"
 LOGINS = """
 from urllib.parse import urlencode
 
@@ -266,6 +267,29 @@ def test_other_tasks_go_on_while_a_session_is_used(muster: Musters) -> None:
     until.touch()
     assert second.result(60) == ["shop.example"]
     assert first.status().state == "succeeded"
+
+
+def test_the_example_of_the_documents_logs_in(muster: Musters, site: LoginSite) -> None:
+    text = DOCUMENT.read_text()
+    config, code = (
+        text[text.index(first) :].partition("```")[0].replace("https://acme.example", site.url)
+        for first in ("# watch.toml\n", "# acme.py: how to log in, for the parser\n")
+    )
+    config = config.replace("/orders", "/account").replace('count = ".orders"', 'user = ".user"')
+    daemon = muster({}, start=False)
+    daemon.config_path = daemon.folder / "watch.toml"
+    daemon.config_path.write_text(config)
+    (daemon.folder / "acme.py").write_text(code)
+    daemon.popen_options["env"] = {
+        **os.environ,
+        "ACME_PASSWORD": PASSWORD,
+        "MUSTERD_SUPERVISOR__RUNTIME_DIR": str(daemon.runtime),
+        "MUSTERD_SUPERVISOR__STATE_DIR": str(daemon.state),
+    }
+    daemon.start()
+    for _ in range(2):
+        assert daemon.client().schedules.run("orders").result(timeout=60) == {"user": USER}
+    assert (site.logins, site.tries) == (1, 1)
 
 
 def test_a_schedule_uses_a_session(muster: Musters, site: LoginSite) -> None:
