@@ -39,6 +39,7 @@ def save(settings: Settings, task_id: str, found: list[ArtefactStatus], folder: 
                             out.write(data)
                             size = len(data)
                             offset += size
+                        out.flush()
                     except BaseException:  # also Ctrl-C: half a picture helps nobody
                         with suppress(OSError):
                             os.unlink(each.name, dir_fd=directory)

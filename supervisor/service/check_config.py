@@ -264,12 +264,12 @@ def _of_sessions(config: Config) -> Iterator[Found]:
         find_key(config)
     except (SessionError, ConfigurationError) as error:
         yield "sessions", str(error)
+    usable = [
+        (given(each, pool, config), sessions_of(each, pool, config))
+        for each, pool in config.pools.items()
+    ]
     for name, session in config.sessions.named.items():
-        pools = [
-            given(each, pool, config)
-            for each, pool in config.pools.items()
-            if name in sessions_of(each, pool, config)
-        ]
+        pools = [environment for environment, sessions in usable if name in sessions]
         key = dotted(("sessions", name, "login"))
         if not pools:
             where = dotted(("sessions", name))

@@ -148,7 +148,7 @@ def find_key(config: Config, *, make: bool = False) -> bytes:
 
 def _check_private(path: Path) -> None:
     mode = path.stat().st_mode
-    if mode & (stat.S_IRWXO | stat.S_IWGRP):
+    if stat.S_ISREG(mode) and mode & (stat.S_IRWXO | stat.S_IWGRP):
         raise ValueError(
             f"others may read or change it (mode {stat.S_IMODE(mode):04o}): chmod 600 it, and "
             "give sessions another key if it was read"

@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import stat
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -152,6 +154,22 @@ def test_saving_overwrites_nothing_and_follows_no_link(muster: Musters, tmp_path
         good = client.submit("shots.second", {}, max_retries=1)
         assert good.result(SECONDS) == 2
     assert daemon.ctl("task", good.id, "--save", str(tmp_path / "good")).returncode == 0
+
+
+def test_what_cannot_be_written_whole_is_not_left_there(muster: Musters, tmp_path: Path) -> None:
+    daemon = start(muster)
+    task = failed(daemon, "shots.fail")
+    words = ("-m", "musterd.supervisor.ctl", "-s", daemon.control_socket, "task", task, "--save")
+    done = subprocess.run(
+        ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh", sys.executable, *words, str(tmp_path / "new")],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS,
+    )
+    assert done.returncode == FAILED
+    assert f"cannot write to {tmp_path / 'new'}: File too large" in done.stderr
+    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_a_task_without_artefacts_says_so(muster: Musters, tmp_path: Path) -> None:
