@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar
 from msgspec import Struct
 
 from musterd.ipc.client.history import KeptResult
-from musterd.ipc.client.taskspec import shown
+from musterd.ipc.client.taskspec import checked_schedule, shown
 from musterd.ipc.watching.difference import FieldChange, changed_fields, summary, unified_diff
 from musterd.ipc.wire.history import HistoryEntry
 from musterd.ipc.wire.messages import Change, Changes
@@ -49,6 +49,7 @@ class Following:
         for name in given:
             if not isinstance(name, str):
                 raise TypeError(f"give the names of schedules, not {shown(name)}")
+            checked_schedule(name)
         self._schedules = frozenset(given)  # empty: all of them
         self._begun = False  # the first answer has come
         self._newest: dict[str, Change] = {}  # schedule -> its newest change that we know

@@ -4,6 +4,7 @@ from typing import Any
 
 from msgspec import Struct, msgpack
 
+from musterd.ipc.client.taskspec import checked_schedule, shown
 from musterd.ipc.errors import HistoryUnavailable, UnknownSchedule
 from musterd.ipc.wire.history import Entries, HistoryEntry
 from musterd.ipc.wire.messages import HISTORY_LIMIT_MAX, Change, History
@@ -24,7 +25,8 @@ class KeptResult(Struct, frozen=True):
 def question(schedule: str, n: int) -> History:
     """Return the question for the newest results; its request number is given later."""
     if not isinstance(schedule, str) or not schedule:
-        raise TypeError(f"give the name of a schedule, not {schedule!r}")
+        raise TypeError(f"give the name of a schedule, not {shown(schedule)}")
+    checked_schedule(schedule)
     if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= HISTORY_LIMIT_MAX:
         raise ValueError(f"n={n!r}: give a whole number from 1 to {HISTORY_LIMIT_MAX}")
     return History(0, schedule, n)

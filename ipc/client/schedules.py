@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 import msgspec
 
 from musterd.ipc.client.record import Make, Question
-from musterd.ipc.client.taskspec import shown
+from musterd.ipc.client.taskspec import checked_schedule, shown
 from musterd.ipc.errors import (
     InvalidSchedule,
     MusterdError,
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
     from musterd.ipc.client.sync_submit import TaskHandle
 
 PROBLEMS_SHOWN_MAX = 20  # in the text of an error; `problems` has all
-NAME_CHARS_MAX = 200
 RUN_BITS = 20  # of the id of a run, random: the last millisecond
 
 Seconds = float | timedelta | str  # "5m", or a number of seconds
@@ -113,15 +112,8 @@ def _as_written(value: Any) -> Any:
 _encode = msgspec.msgpack.Encoder(enc_hook=_as_written).encode
 
 
-def _checked_name(name: object) -> str:
-    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS_MAX:
-        why = f"give the name of a schedule, not {shown(name)}"
-        raise InvalidSchedule(why, {str(name)[:NAME_CHARS_MAX]: [why]})
-    return name
-
-
 def _put(name: str, keys: Mapping[str, Any]) -> wire.SchedulePut:
-    _checked_name(name)
+    checked_schedule(name)
     given = {key: value for key, value in keys.items() if value is not None}
     for key in [key for key, value in given.items() if isinstance(value, timedelta)]:
         given[key] = given[key].total_seconds()
@@ -162,7 +154,7 @@ def _portions(puts: list[wire.SchedulePut]) -> Iterator[list[wire.SchedulePut]]:
 
 
 def _deletes(names: Iterable[str]) -> list[Make]:
-    known = [_checked_name(name) for name in names]
+    known = [checked_schedule(name) for name in names]
     portions = [known[start : start + PUTS_MAX] for start in range(0, len(known), PUTS_MAX)]
 
     def make(portion: list[str], number: int, _: bool) -> wire.ScheduleMessage:
@@ -174,12 +166,12 @@ def _deletes(names: Iterable[str]) -> list[Make]:
 def _new_run(name: str) -> tuple[str, Make]:
     """Return the id of a run, and what asks for it."""
     moment = time.time_ns() >> RUN_BITS << RUN_BITS | secrets.randbits(RUN_BITS)
-    id_ = f"@{_checked_name(name)}.{moment:x}m"
+    id_ = f"@{checked_schedule(name)}.{moment:x}m"
     return id_, lambda number, again: wire.RunSchedule(number, name, id_, again)
 
 
 def _pause(name: str, paused: bool) -> Make:
-    _checked_name(name)
+    checked_schedule(name)
     return lambda number, _: wire.PauseSchedule(number, name, paused)
 
 
@@ -291,7 +283,9 @@ class Schedules:
 
     def get(self, name: str, *, timeout: float | None = None) -> Schedule:
         """Return a schedule; raise UnknownSchedule if there is none of this name."""
-        [asked] = self._client._ask_all([_show(_checked_name(name))], timeout, f"schedule {name}")
+        [asked] = self._client._ask_all(
+            [_show(checked_schedule(name))], timeout, f"schedule {name}"
+        )
         return _one(name, asked)
 
     def list(self, *, timeout: float | None = None) -> "list[Schedule]":
@@ -357,7 +351,7 @@ class AsyncSchedules:
 
     async def get(self, name: str, *, timeout: float | None = None) -> Schedule:
         """Return a schedule; raise UnknownSchedule if there is none of this name."""
-        question = _show(_checked_name(name))
+        question = _show(checked_schedule(name))
         [asked] = await self._client._ask_all([question], timeout, f"schedule {name}")
         return _one(name, asked)
 

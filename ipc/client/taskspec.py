@@ -4,6 +4,7 @@ The supervisor drops a whole batch that holds one malformed task, so nothing mal
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, TypedDict
@@ -12,7 +13,7 @@ import msgspec
 from msgspec import UNSET
 
 from musterd.ipc.client.ids import new_id
-from musterd.ipc.errors import InvalidTask
+from musterd.ipc.errors import InvalidSchedule, InvalidTask
 from musterd.ipc.secrets.reference import encode_secret
 from musterd.ipc.wire.codec import find_fault, nests_too_deeply
 from musterd.ipc.wire.keys import derived_key
@@ -211,6 +212,16 @@ def checked_invalidation(key: str, prefix: str | None) -> tuple[str, bool]:
 def checked_id(task_id: str) -> str:
     """Return the id if it is a possible one."""
     return _checked_text("task id", task_id, 1, ID_LENGTH_MAX)
+
+
+def checked_schedule(name: object) -> str:
+    """Return the name of a schedule if it can be sent, whether there is one or not."""
+    if isinstance(name, str) and 0 < len(name) <= NAME_LENGTH_MAX:
+        with suppress(UnicodeEncodeError):
+            name.encode()
+            return name
+    why = f"give the name of a schedule, not {shown(name)}"
+    raise InvalidSchedule(why, {str(name)[:NAME_LENGTH_MAX]: [why]})
 
 
 def encode_args(name: str, args: Mapping[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 from musterd.ipc.client.changes import UNREAD_MAX, ChangeReader, Following, ResultChange
 from musterd.ipc.client.history import KeptResult, question, results_of
 from musterd.ipc.client.session import REFRESH_NS, Session
-from musterd.ipc.errors import HistoryUnavailable, UnknownSchedule
+from musterd.ipc.errors import HistoryUnavailable, InvalidSchedule, UnknownSchedule
 from musterd.ipc.watching.difference import FieldChange
 from musterd.ipc.wire.codec import decode_client
 from musterd.ipc.wire.history import Entries, HistoryEntry
@@ -237,11 +237,24 @@ def test_what_the_daemon_says_instead_is_raised() -> None:
 
 @pytest.mark.parametrize(
     ("schedule", "n", "error"),
-    [("", 1, TypeError), (3, 1, TypeError), ("s", 0, ValueError), ("s", True, ValueError)],
+    [
+        ("", 1, TypeError),
+        (3, 1, TypeError),
+        ("s", 0, ValueError),
+        ("s", True, ValueError),
+        ("s" * 201, 1, InvalidSchedule),
+        ("\ud800", 1, InvalidSchedule),
+    ],
 )
 def test_a_question_that_makes_no_sense_is_refused(schedule: Any, n: Any, error: Any) -> None:
     with pytest.raises(error):
         question(schedule, n)
+
+
+@pytest.mark.parametrize("name", ["", "s" * 201, "\ud800"])
+def test_a_name_that_no_schedule_has_is_not_followed(name: str) -> None:
+    with pytest.raises(InvalidSchedule, match="give the name of a schedule"):
+        Following(["kites", name])
 
 
 def test_a_change_that_could_not_be_read_is_still_unread() -> None:

@@ -1,6 +1,7 @@
 """Schedules of a client: what is sent, in portions, again on another connection, and errors."""
 
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -73,6 +74,19 @@ def test_what_cannot_be_sent_is_refused_before_anything_is(
 ) -> None:
     with pytest.raises(InvalidSchedule, match=problem):
         schedules._puts({"good": {"task": "shop.check"}, name: keys})
+
+
+@pytest.mark.parametrize("name", ["", "s" * 201, "\ud800", None])
+def test_a_name_that_cannot_be_sent_is_refused(name: Any) -> None:
+    for ask in (schedules._new_run, partial(schedules._pause, paused=True)):
+        with pytest.raises(InvalidSchedule, match="give the name of a schedule"):
+            ask(name)
+    for several in (
+        schedules._deletes,
+        lambda names: schedules._puts({each: {} for each in names}),
+    ):
+        with pytest.raises(InvalidSchedule, match="give the name of a schedule"):
+            several(["kites", name])
 
 
 def test_many_go_in_messages_of_bounded_size() -> None:
