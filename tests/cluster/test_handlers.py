@@ -215,12 +215,19 @@ def test_a_save_waits_for_a_database_that_is_away_and_for_the_next_sidecar(
 def test_of_all_handlers_of_both_nodes_one_has_a_lock(nodes: Nodes) -> None:
     first, second = nodes.start("shed"), nodes.start("barn")
     with first.client() as client, second.client() as other:
+        # As many as there are workers: when all of them run, both nodes are at work.
         tasks = [
+            client.submit("jobs.hold", {"name": f"h{number}", "timeout": 60, "until": "go"})
+            for number in range(4)
+        ]
+        nodes.wait_for_lines("holders", 4)
+        tasks += [
             (client, other)[number % 2].submit(
                 "jobs.alone", {"name": f"l{number % 2}", "number": number}
             )
             for number in range(60)
         ]
+        nodes.let("go")
         places = [task.result(timeout=120) for task in tasks]
     assert set(places) == {"shed", "barn"}
     assert nodes.lines("clashes") == []
