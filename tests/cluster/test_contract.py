@@ -322,6 +322,15 @@ def test_one_submit_may_have_an_id_twice(rig: Rig) -> None:
     assert len(rig.claim(a, 5)) == 1
 
 
+@pytest.mark.parametrize("id_", ["login-1", "@", "@a", "-", "é" * 64, "x" * 64])
+def test_a_task_ends_whatever_its_id(rig: Rig, id_: str) -> None:
+    a = rig.join()
+    rig.submit(rig.task(id=id_))
+    rig.drained(a)
+    assert rig.ended(id_).state == SUCCEEDED
+    assert rig.engine.counts() == []
+
+
 # -- those who wait -----------------------------------------------------------------------------
 
 

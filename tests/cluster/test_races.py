@@ -2,16 +2,18 @@
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from random import Random
 
+import msgspec
 import psycopg
 import pytest
 from postgres import Cluster, Server
 from rig import Rig, end, pool
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.ipc.wire.messages import QUEUE_FULL
-from musterd.supervisor.cluster.engine import ClusterPolicy
+from musterd.ipc.wire.messages import QUEUE_FULL, SUCCEEDED, TaskSpec
+from musterd.supervisor.cluster.engine import ClusterPolicy, EngineUnreached, Verdict
 from musterd.supervisor.cluster.postgres import PostgresEngine
 from musterd.supervisor.cluster.watching import Judged
 from musterd.supervisor.core.model.policy import TargetPolicy
@@ -36,9 +38,9 @@ def human(_human: Cluster) -> Iterator[Cluster]:
 
 @contextmanager
 def behind(
-    cluster: Cluster, waiting: Waiting, lock: str, act: Callable[[], object]
+    cluster: Cluster, waiting: Waiting, lock: str, *acts: Callable[[], object]
 ) -> Iterator[psycopg.Connection]:
-    """Let `act` run into a lock, and wait there while the body runs; then it goes on.
+    """Let `acts` run into a lock, and wait there while the body runs; then they go on.
 
     The body gets the connection that has the lock. What it does there is committed.
     """
@@ -46,25 +48,28 @@ def behind(
         blocker.execute(lock)
         failures: list[BaseException] = []
 
-        def run() -> None:
+        def run(act: Callable[[], object]) -> None:
             try:
                 act()
             except BaseException as error:  # noqa: BLE001 - told by the test's own thread
                 failures.append(error)
 
-        thread = threading.Thread(target=run)
-        thread.start()
+        threads = [threading.Thread(target=run, args=(act,)) for act in acts]
+        for thread in threads:
+            thread.start()
         blocked = (
             "SELECT count(*) FROM pg_stat_activity "
             "WHERE datname = current_database() AND %s = ANY (pg_blocking_pids(pid))"
         )
         pid = blocker.info.backend_pid
-        waiting("somebody waits for the lock", lambda: cluster.sql(blocked, pid)[0][0] == 1)
+        many = len(acts)
+        waiting("they wait for the lock", lambda: cluster.sql(blocked, pid)[0][0] == many)
         try:
             yield blocker
         finally:
             blocker.commit()
-            thread.join()
+            for thread in threads:
+                thread.join()
     if failures:
         raise failures[0]
 
@@ -85,10 +90,10 @@ def is_free(cluster: Cluster, statement: str) -> bool:
 
 
 def keyed(cluster: Cluster) -> tuple[Rig, int, PostgresEngine]:
-    """Return a cluster of which the key `old` is answered from memory."""
+    """Return a cluster of which the keys `old` and `elder` are answered from memory."""
     rig = cluster.rig()
     a = rig.join("a", pool(queue_size=100, cache_ns=3600 * SECOND_NS))
-    rig.submit(rig.task(key="old"))
+    rig.submit(rig.task(key="old"), rig.task(key="elder"))
     rig.drained(a)
     return rig, a, cluster.engine()
 
@@ -120,6 +125,101 @@ def test_a_key_is_led_by_a_task_that_was_taken_whatever_becomes_of_the_queue_mea
     assert len(granted) == 1, "of tasks with one key one runs"
     rig.finish(a, *granted)
     rig.ended(other)
+
+
+# -- one id, twice at once ------------------------------------------------------------------------
+
+
+def sent(engine: PostgresEngine, task: TaskSpec) -> Verdict:
+    """Submit a task as a gateway does: what was undone is sent again."""
+    for resend in (False, *[True] * 9):
+        with suppress(EngineUnreached):
+            return engine.submit([task], resend=resend)[0]
+    raise AssertionError("a submit is undone again and again")
+
+
+BODIES = [
+    ({"key": "new"}, {"key": "other"}),
+    ({"key": "new"}, {}),
+    ({"key": "new"}, {"key": "old", "cache_ns": -1}),
+    ({}, {"key": "old", "cache_ns": -1}),
+    ({"key": "old", "cache_ns": -1}, {"key": "elder", "cache_ns": -1}),
+    ({"key": "new"}, {"key": "other", "args": b"\x90"}),
+    ({}, {"args": b"\x90"}),
+    ({"key": "old", "cache_ns": -1}, {"args": b"\x90"}),
+]
+
+
+@pytest.mark.parametrize("bodies", BODIES)
+def test_an_id_that_two_submit_at_once_is_one_task(
+    cluster: Cluster, waiting: Waiting, bodies: tuple[dict[str, object], ...]
+) -> None:
+    rig, a, engine = keyed(cluster)
+    tasks = [rig.task(id="twice", **body) for body in bodies]
+    engines = [engine, cluster.engine()]
+    verdicts: list[Verdict] = []
+
+    def submit(place: int) -> None:
+        verdicts.append(sent(engines[place], tasks[place]))
+
+    # Both have decided what becomes of their tasks when they wait: nobody knows the id.
+    lock = "LOCK TABLE musterd.lane IN EXCLUSIVE MODE"
+    with behind(cluster, waiting, lock, lambda: submit(0), lambda: submit(1)):
+        pass
+    first, second = sorted(verdicts, key=lambda each: each.state in ("known", "rejected"))
+    assert first.state in ("accepted", "answered")
+    assert second.state == ("known" if tasks[0].args == tasks[1].args else "rejected")
+    if second.state == "known" and first.state == "answered":
+        assert second.outcome is not None, "who is answered is told nothing later"
+    rig.drained(a)
+    rows = "SELECT count(*) FROM musterd.done WHERE id = 'twice'"
+    assert cluster.sql(rows) == [(1,)], "one final state"
+    assert cluster.sql("SELECT key FROM musterd.key") == []
+    later = [rig.task(key=key) for key in ("new", "other", "old")]
+    rig.submit(*later)
+    assert set(rig.drained(a)) == {each.id for each in later}
+
+
+def test_an_id_that_many_submit_at_once_is_one_task(cluster: Cluster) -> None:
+    rig, a, _ = keyed(cluster)
+    before = cluster.server.log.count("deadlock detected")
+    told: list[tuple[TaskSpec, Verdict]] = []
+    failures: list[BaseException] = []
+
+    def submit(seed: int) -> None:
+        rng, engine = Random(seed), cluster.engine()
+        try:
+            for start in range(0, 200, 10):
+                tasks = [
+                    rig.task(
+                        id=f"id{rng.randrange(start, start + 5)}",
+                        key=rng.choice(("", "old", "k1", "k2", "k3")),
+                        cache_ns=rng.choice((0, -1)),
+                        args=rng.choice((b"\x80", b"\x80", b"\x90")),
+                    )
+                    for _ in range(5)
+                ]
+                told.extend((task, sent(engine, task)) for task in tasks)
+        except BaseException as error:  # noqa: BLE001 - told by the test's own thread
+            failures.append(error)
+
+    threads = [threading.Thread(target=submit, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        rig.drained(a)
+    assert not failures, failures
+    rig.pass_time(10)
+    rig.engine.tick()
+    rig.drained(a)
+    assert cluster.server.log.count("deadlock detected") == before
+    assert cluster.sql("SELECT id FROM musterd.live") == []
+    assert cluster.sql("SELECT key FROM musterd.key") == []
+    again = "SELECT id FROM musterd.done GROUP BY id HAVING count(*) > 1"
+    assert cluster.sql(again) == [], "one final state"
+    bodies = {str(id_): args for id_, args in cluster.sql("SELECT id, args FROM musterd.done")}
+    for task, verdict in told:
+        assert (bodies[task.id] == task.args) == (verdict.state != "rejected"), verdict
 
 
 # -- the order of locks ---------------------------------------------------------------------------
@@ -338,3 +438,29 @@ def test_a_claim_under_way_in_another_pool_keeps_the_session(
         if not commits:
             other.rollback()
     assert [grant.spec.session for grant in rig.claim(a, 9, "q")] == ([] if commits else ["acme"])
+
+
+# -- policies -------------------------------------------------------------------------------------
+
+
+def test_an_end_counts_though_a_policy_is_applied_at_this_moment(
+    cluster: Cluster, waiting: Waiting
+) -> None:
+    rig = cluster.rig()
+    a = rig.join()
+    [id_] = rig.submit(rig.task(target="s"))
+    grant = rig.claim_one(a)
+    doc = msgspec.json.encode(ClusterPolicy(target=TargetPolicy(max_concurrent=5)))
+    former = rig.engine.policy().version
+
+    def finish() -> None:
+        with suppress(EngineUnreached):
+            assert rig.finish(a, grant) != []
+            return
+        assert rig.finish(a, grant) != []
+
+    # It has begun to end when the policy, which has locked all claims, gives its site limits.
+    lock = "SELECT FROM musterd.live FOR UPDATE"
+    with behind(cluster, waiting, lock, finish) as blocker:
+        blocker.execute("SELECT musterd.apply_1(%s, %s)", (doc, former))
+    assert rig.ended(id_).state == SUCCEEDED

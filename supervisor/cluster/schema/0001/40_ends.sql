@@ -177,7 +177,7 @@ CREATE FUNCTION finish_1(p_tenure int, p_ids text[], p_claims bigint[], p_kinds 
 RETURNS SETOF told LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE u record; v live; l lane; node_ text := node_of(p_tenure); s site; slow bool; cleared text[];
-  kept good[];
+  kept good[]; n int;
 BEGIN
   PERFORM lock_keys(p_ids);
   SELECT bool_or(e.kind <> 0 OR x.key IS NOT NULL OR x.held IS NOT NULL OR x.held_class IS NOT NULL
@@ -198,7 +198,8 @@ BEGIN
         AS e(id, claim, kind, value, run_ns, clears, keeps) ORDER BY e.id COLLATE "C") e
     WHERE x.id = e.id AND x.state + 0 = 1 AND x.tenure = p_tenure AND x.claim = e.claim
       AND e.kind = 0 AND x.key IS NULL AND e.clears IS NULL AND e.keeps IS NOT TRUE
-      AND x.held IS NULL AND x.id NOT LIKE '@%' AND x.id NOT LIKE 'login-%'
+      AND x.held IS NULL AND x.id NOT LIKE '@%'
+      AND (x.held_class IS NULL OR x.id NOT LIKE 'login-%')  -- those of login tasks concern others
       AND (SELECT (SELECT true FROM site z WHERE z.target = y.target LIMIT 1)
         FROM lane y WHERE y.lane = x.lane AND y.target <> '') IS NULL
     RETURNING x.*, e.value, e.run_ns),
@@ -213,7 +214,17 @@ BEGIN
       g.opts, g.failures, node_
     FROM gone g JOIN lane y ON y.lane = g.lane)
   SELECT g.id, g.waiter, 4::smallint, NULL::int, NULL::text, g.held_class FROM gone g;
-  IF slow IS NOT TRUE THEN RETURN; END IF;
+  GET DIAGNOSTICS n = ROW_COUNT;
+  IF slow IS NOT TRUE THEN
+    -- A policy that was applied since may have given a site limits: such an end is told again.
+    IF n < cardinality(p_ids) AND (
+      SELECT true FROM unnest(p_ids, p_claims) e(id, claim), LATERAL (
+        SELECT FROM live x WHERE x.id = e.id AND x.state + 0 = 1 AND x.tenure = p_tenure
+          AND x.claim = e.claim) x LIMIT 1) THEN
+      RAISE EXCEPTION 'a policy was applied at this moment' USING ERRCODE = '40001';
+    END IF;
+    RETURN;
+  END IF;
   -- The others one by one, in the order of their sites, which they may have to lock.
   FOR u IN
     SELECT e.* FROM unnest(p_ids, p_claims, p_kinds, p_values, p_runs, p_failures, p_errors,

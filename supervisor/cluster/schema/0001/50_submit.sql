@@ -140,7 +140,7 @@ CREATE FUNCTION take_keyed(p_sent sent[], p_fresh bool) RETURNS SETOF verdict LA
 DECLARE s sent; k key; e ending; n int; first text[] := '{}';
 BEGIN
   FOREACH s IN ARRAY p_sent LOOP
-    CONTINUE WHEN s.key IS NULL OR s.refused IS NOT NULL OR s.id = ANY (first);
+    CONTINUE WHEN s.key IS NULL OR s.refused IS NOT NULL;
     SELECT * INTO k FROM key x WHERE x.key = s.key;
     IF k.leader IS NOT NULL AND k.name <> s.name THEN
       RETURN NEXT (s.o, 'rejected', 'InvalidTask', format('key ''%s'' is in use by a ''%s'': give '
@@ -179,12 +179,55 @@ BEGIN
   END LOOP;
 END $$;
 
+-- What is known of tasks by their ids. Another body is another task, and so is one of another submitter.
+CREATE FUNCTION known(p_sent sent[], p_resend bool) RETURNS verdict[] LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE own_ oid := only_mine();
+BEGIN
+  RETURN (SELECT array_agg(CASE WHEN k.name = x.name AND k.args = x.args
+      AND (own_ IS NULL OR k.owner = own_)
+    THEN (x.o, 'known', NULL, NULL, 0, k.e, NULL, NULL, NULL)::verdict
+    ELSE (x.o, 'rejected', 'InvalidTask', format('task id ''%s'' is in use by a task with another '
+      'body: submit with a new id', x.id), 0, NULL, NULL, NULL, NULL)::verdict END)
+  FROM unnest(p_sent) x CROSS JOIN LATERAL (
+    SELECT v.name, v.args, v.owner, NULL::ending AS e FROM live v WHERE v.id = x.id
+    UNION ALL (
+      SELECT d.name, d.args, d.owner,
+        (d.state, d.value, d.failure, d.error, d.attempts, d.run_ns, d.source)::ending
+      FROM done d WHERE p_resend AND d.id = x.id ORDER BY d.finished_at DESC LIMIT 1)
+    LIMIT 1) k
+  WHERE x.refused IS NULL);
+END $$;
+
+-- Of tasks that were to be put into `live`, those whose ids were there already: somebody else has
+-- submitted them at the same moment. What was decided about keys holds for the same key alone; and
+-- who has ended since `p_since` was not seen by who looked for it before. Else all is undone, and the
+-- caller begins again.
+CREATE FUNCTION late(p_sent sent[], p_inserted text[], p_since timestamptz) RETURNS verdict[]
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE late_ sent[]; ended bool; own_ oid := only_mine(); until timestamptz := clock();
+BEGIN
+  ended := (SELECT true FROM done d WHERE d.id = ANY (p_inserted) AND d.finished_at > p_since
+    AND d.finished_at <= until AND d.xact <> pg_current_xact_id() LIMIT 1);
+  IF ended IS NULL AND cardinality(p_inserted) = cardinality(p_sent) THEN RETURN NULL; END IF;
+  SELECT array_agg(x) INTO late_ FROM unnest(p_sent) x
+  WHERE x.id <> ALL (coalesce(p_inserted, '{}'));
+  IF ended OR (SELECT true FROM unnest(late_) x WHERE NOT EXISTS (SELECT FROM live v
+    WHERE v.id = x.id AND v.name = x.name AND v.args = x.args AND v.key IS NOT DISTINCT FROM x.key
+      AND (own_ IS NULL OR v.owner = own_)) LIMIT 1) THEN
+    RAISE EXCEPTION 'two have submitted the id of a task at the same moment' USING ERRCODE = '40001';
+  END IF;
+  RETURN known(late_, false);
+END $$;
+
 -- Take a batch: what is not accepted is returned, and at last one row (o = 0) with what to wake.
 CREATE FUNCTION take_in(p_sent sent[], p_resend bool, p_fresh bool) RETURNS SETOF verdict LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-  all_ sent[] := checked(p_sent); odd verdict[]; more verdict[]; own_ oid := only_mine();
-  low bigint; lanes int[]; ids text[]; keyed bool; inserted text[]; urged text[];
+  all_ sent[] := checked(p_sent); odd verdict[]; low bigint; lanes int[]; keyed bool;
+  inserted text[]; urged text[]; firsts sent[]; twins sent[]; answered sent[];
+  since timestamptz := clock() - interval '1 minute';
 BEGIN
   SELECT array_agg((x.o, 'rejected', x.refused, x.why, 0, NULL, NULL, NULL, NULL)::verdict)
   INTO odd FROM unnest(all_) x WHERE x.refused IS NOT NULL;
@@ -194,40 +237,32 @@ BEGIN
     WHERE x.key IS NOT NULL AND x.refused IS NULL ORDER BY 1
     ON CONFLICT (key) DO UPDATE SET forget = key.forget;
   END IF;
-  -- Ids that are known already.
-  SELECT array_agg(x.id) INTO ids FROM unnest(all_) x WHERE x.refused IS NULL;
-  SELECT array_agg(CASE WHEN k.name = x.name AND k.args = x.args
-      AND (own_ IS NULL OR k.owner = own_)
-    THEN (x.o, 'known', NULL, NULL, 0, k.e, NULL, NULL, NULL)::verdict
-    ELSE (x.o, 'rejected', 'InvalidTask', format('task id ''%s'' is in use by a task with another '
-      'body: submit with a new id', x.id), 0, NULL, NULL, NULL, NULL)::verdict END) INTO more
-  FROM unnest(all_) x CROSS JOIN LATERAL (
-    SELECT v.name, v.args, v.owner, NULL::ending AS e FROM live v WHERE v.id = x.id
-    UNION ALL (
-      SELECT d.name, d.args, d.owner,
-        (d.state, d.value, d.failure, d.error, d.attempts, d.run_ns, d.source)::ending
-      FROM done d WHERE p_resend AND d.id = x.id ORDER BY d.finished_at DESC LIMIT 1)
-    LIMIT 1) k
-  WHERE x.refused IS NULL;
-  odd := odd || more;
-  IF keyed THEN
-    SELECT array_agg(t) INTO more FROM take_keyed(
-      (SELECT coalesce(array_agg(x ORDER BY x.o), '{}') FROM unnest(all_) x
-       WHERE NOT EXISTS (SELECT FROM unnest(odd) y WHERE y.o = x.o)), p_fresh) t;
-    odd := odd || more;
-  END IF;
-  SELECT array_agg(queue_full(x)) INTO more FROM unnest(all_) x
-  WHERE x.refused IS NULL AND x.key IS NULL AND NOT has_room(x.pool, x.priority)
-    AND NOT EXISTS (SELECT FROM unnest(odd) y WHERE y.o = x.o);
-  odd := odd || more;
-  IF odd IS NOT NULL THEN
+  -- Of one id the first is taken. What becomes of it is what is known of the others.
+  IF (SELECT count(*) > count(DISTINCT x.id) FROM unnest(all_) x WHERE x.refused IS NULL) THEN
+    SELECT array_agg(x ORDER BY x.o) INTO twins FROM unnest(all_) x WHERE x.refused IS NULL
+      AND EXISTS (SELECT FROM unnest(all_) y WHERE y.id = x.id AND y.o < x.o AND y.refused IS NULL);
     SELECT array_agg(x ORDER BY x.o) INTO all_ FROM unnest(all_) x
-    WHERE NOT EXISTS (
-      SELECT FROM unnest(odd) y WHERE y.o = x.o AND y.verdict <> 'joined');
+    WHERE NOT EXISTS (SELECT FROM unnest(twins) y WHERE y.o = x.o);
   END IF;
-  IF all_ IS NOT NULL THEN
+  firsts := all_;
+  odd := odd || known(all_, p_resend);
+  IF keyed THEN
+    odd := odd || (SELECT array_agg(t) FROM take_keyed(
+      (SELECT coalesce(array_agg(x ORDER BY x.o), '{}') FROM unnest(all_) x
+       WHERE NOT EXISTS (SELECT FROM unnest(odd) y WHERE y.o = x.o)), p_fresh) t);
+  END IF;
+  odd := odd || (SELECT array_agg(queue_full(x)) FROM unnest(all_) x
+    WHERE x.refused IS NULL AND x.key IS NULL AND NOT has_room(x.pool, x.priority)
+      AND NOT EXISTS (SELECT FROM unnest(odd) y WHERE y.o = x.o));
+  IF odd IS NOT NULL THEN
+    SELECT array_agg(x ORDER BY x.o) FILTER (WHERE w.verdict = 'answered'),
+      array_agg(x ORDER BY x.o) FILTER (WHERE coalesce(w.verdict, 'joined') = 'joined')
+    INTO answered, all_ FROM unnest(all_) x LEFT JOIN unnest(odd) w ON w.o = x.o;
+  END IF;
+  IF all_ IS NOT NULL OR answered IS NOT NULL THEN
     PERFORM pg_advisory_xact_lock_shared(@lock_8@, 0);  -- no lane is forgotten meanwhile
     PERFORM lanes_for(all_);
+    -- What is answered holds its id for a moment: of two who submit it at once one waits here.
     WITH new AS (
       INSERT INTO live (id, seq, lane, state, submitted_at, queued_at, ready_at, expires_at, waiter,
         owner, asked, name, priority, key, args, opts)
@@ -235,7 +270,8 @@ BEGIN
         CASE WHEN x.joins THEN 3 WHEN (x.opts).delay_ns > 0 THEN 2 ELSE 0 END, clock(), clock(),
         CASE WHEN (x.opts).delay_ns > 0 THEN later((x.opts).delay_ns) END,
         CASE WHEN (x.opts).expires_ns > 0 THEN later((x.opts).expires_ns) END,
-        x.waiter, x.owner, p_fresh OR x.id LIKE '@%m', x.name, x.priority, x.key, x.args, x.opts
+        x.waiter, x.owner, p_fresh OR x.id LIKE '@%m', x.name, x.priority,
+        CASE WHEN x.lane > 0 THEN x.key END, x.args, x.opts
       FROM (
         SELECT y.*, nextval('seq') AS seq FROM (
           SELECT z.*, l.lane, EXISTS (SELECT FROM unnest(odd) w
@@ -243,26 +279,34 @@ BEGIN
           FROM unnest(all_) z JOIN lane l ON l.pool = z.pool AND l.level = z.priority
             AND l.target = z.target AND l.class = z.class
             AND l.on_open = coalesce((z.opts).on_open, '')
-          ORDER BY z.o) y) x
+          UNION ALL SELECT z.*, 0, true FROM unnest(answered) z
+          ORDER BY o) y) x
       ORDER BY x.id
       ON CONFLICT (id) DO NOTHING RETURNING id, seq, lane)
-    SELECT array_agg(new.id), min(new.seq), array_agg(DISTINCT new.lane) INTO inserted, low, lanes
-    FROM new;
+    SELECT array_agg(new.id), min(new.seq), array_agg(DISTINCT new.lane) FILTER (WHERE new.lane > 0)
+    INTO inserted, low, lanes FROM new;
+    odd := odd || late(all_ || answered, inserted, CASE WHEN p_fresh THEN 'infinity' ELSE since END);
+    IF answered IS NOT NULL THEN
+      DELETE FROM live v WHERE v.id = ANY (ARRAY(SELECT x.id FROM unnest(answered) x));
+    END IF;
     PERFORM sites_for(lanes);
-    IF cardinality(inserted) = cardinality(all_) THEN
+    IF cardinality(inserted) = coalesce(cardinality(all_), 0) THEN
       INSERT INTO tally SELECT x.pool, count(*) FROM unnest(all_) x GROUP BY x.pool;
     ELSE
       INSERT INTO tally SELECT x.pool, count(*) FROM unnest(all_) x
       WHERE x.id = ANY (inserted) GROUP BY x.pool;
-      SELECT array_agg((x.o, 'known', NULL, NULL, 0, NULL, NULL, NULL, NULL)::verdict) INTO more
-      FROM (SELECT y.o, y.id, row_number() OVER (PARTITION BY y.id ORDER BY y.o) AS n
-        FROM unnest(all_) y) x
-      WHERE x.n > 1 OR x.id <> ALL (coalesce(inserted, '{}'));
-      odd := odd || more;
     END IF;
   END IF;
   IF keyed THEN
     DELETE FROM key k WHERE k.leader IS NULL AND k.key IN (SELECT x.key FROM unnest(p_sent) x);
+  END IF;
+  IF twins IS NOT NULL THEN
+    odd := odd || known(twins, true);
+    odd := odd || (SELECT array_agg((x.o, w.verdict, w.code, w.why, w.retry_ns, NULL, NULL, NULL,
+        NULL)::verdict)
+      FROM unnest(twins) x JOIN unnest(firsts) y ON y.id = x.id AND y.refused IS NULL
+      JOIN unnest(odd) w ON w.o = y.o
+      WHERE NOT EXISTS (SELECT FROM unnest(odd) z WHERE z.o = x.o));
   END IF;
   PERFORM count_tasks_alone();
   SELECT array_agg(DISTINCT h) INTO urged FROM unnest(odd) y, unnest(y.hasten) h;
