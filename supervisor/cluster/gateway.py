@@ -63,9 +63,7 @@ from musterd.supervisor.cluster.engine import (
     Fetched,
     Verdict,
 )
-from musterd.supervisor.cluster.handling import (
-    ProgressMark,
-)
+from musterd.supervisor.cluster.handling import ProgressMark
 from musterd.supervisor.cluster.sidecar_events import (
     Action,
     EndPeer,
@@ -560,16 +558,17 @@ class Gateway:
         """Tell a late watcher how far tasks are. What the others know may be newer than this look;
         what nobody knows is for all of them."""
         for mark in marks:
-            known = self._watches.mark_of(mark.id)
-            if known is None:
+            if not self._watches.has_mark(mark.id):
                 self._tell_progress([mark])
-            else:
-                self._out.append(actions.TellProgress([peer], _note(known)))
+                continue
+            newest = self._watches.missed(peer, mark.id)
+            if newest is not None:
+                self._out.append(actions.TellProgress([peer], _note(newest)))
 
     def _tell_progress(self, marks: Iterable[ProgressMark]) -> None:
         for mark in marks:
-            if self._watches.note_mark(mark):
-                peers = self._watches.peers_of(mark.id)
+            peers = self._watches.note_mark(mark)
+            if peers:
                 self._out.append(actions.TellProgress(peers, _note(mark)))
 
     # -- changes of schedules -----------------------------------------------------------------

@@ -3,9 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from musterd.ipc.resilience.policy import SECOND_NS
-from musterd.supervisor.cluster.handling import (
-    ProgressMark,
-)
+from musterd.supervisor.cluster.handling import ProgressMark
 
 # Between two looks at tasks that others submitted, whose ends nobody tells here. Whoever waits for
 # long can wait a little longer; and a look takes a twentieth of the time at most.
@@ -15,13 +13,14 @@ PATIENCE, RARELY = 16, 20
 
 class Watches:
     def __init__(self) -> None:
-        self._watchers: dict[str, dict[bytes, None]] = {}
+        # With what each was told last of the task's progress.
+        self._watchers: dict[str, dict[bytes, ProgressMark | None]] = {}
         self._watched: dict[bytes, dict[str, None]] = {}
         self._pairs = 0
         self._foreign: dict[str, None] = {}  # tasks that others may have submitted
         self._foreign_ns = 0  # when the newest of them was noted
         self._doubtful: dict[str, None] = {}  # tasks to look at once
-        self._marks: dict[str, ProgressMark] = {}  # what the watchers of a task were told last
+        self._marks: dict[str, ProgressMark] = {}  # the newest of a task
 
     def __len__(self) -> int:
         """Return the number of pairs of a client and a task."""
@@ -36,9 +35,9 @@ class Watches:
     def add(self, peer: bytes, id_: str) -> None:
         watchers = self._watchers.setdefault(id_, {})
         if peer not in watchers:
-            watchers[peer] = None
             self._watched.setdefault(peer, {})[id_] = None
             self._pairs += 1
+        watchers[peer] = None  # who asks again is told again
 
     def remove(self, peer: bytes, id_: str) -> bool:
         """Return whether the client waited for the task."""
@@ -76,16 +75,27 @@ class Watches:
                 found.setdefault(peer, []).append(id_)
         yield from found.items()
 
-    def note_mark(self, mark: ProgressMark) -> bool:
-        """Return whether there are watchers who have not been told this."""
-        if mark.id not in self._watchers or self._marks.get(mark.id) == mark:
-            return False
-        self._marks[mark.id] = mark
-        return True
+    def note_mark(self, mark: ProgressMark) -> list[bytes]:
+        """Note the newest mark of a task; return the watchers who have not been told it."""
+        watchers = self._watchers.get(mark.id, {})
+        if watchers:
+            self._marks[mark.id] = mark
+        return [peer for peer in watchers if self._is_news(peer, mark)]
 
-    def mark_of(self, id_: str) -> ProgressMark | None:
-        """Return what the watchers of a task were told last."""
-        return self._marks.get(id_)
+    def missed(self, peer: bytes, id_: str) -> ProgressMark | None:
+        """Return the newest mark of a task if this watcher has not been told it."""
+        mark = self._marks.get(id_)
+        news = mark is not None and peer in self._watchers[id_] and self._is_news(peer, mark)
+        return mark if news else None
+
+    def has_mark(self, id_: str) -> bool:
+        return id_ in self._marks
+
+    def _is_news(self, peer: bytes, mark: ProgressMark) -> bool:
+        """Whether a watcher has not been told this; it is told now."""
+        watchers = self._watchers[mark.id]
+        before, watchers[peer] = watchers[peer], mark
+        return before != mark
 
     # -- tasks of which no end may be heard ---------------------------------------------------
 

@@ -625,6 +625,18 @@ def test_what_a_late_watcher_was_told_first_is_not_told_again(bench: Bench) -> N
     assert bench.answer("fetch", Fetched(alive=("a",), marks=(half,))) == []
 
 
+def test_a_watcher_whose_look_was_slow_is_not_told_again(bench: Bench) -> None:
+    half, more = ProgressMark("a", 0.5, "half"), ProgressMark("a", 0.75, "")
+    bench.feed(events.TasksWatched(ANN, ["a"]))
+    bench.pass_ns(POLL_NS)
+    assert bench.answer("fetch", Fetched(alive=("a",), marks=(more,))) == progress(ANN, more)
+    assert bench.feed(LookedUp(ANN, (), (), (half,))) == []
+    bench.feed(events.TasksWatched(BOB, ["a"]))
+    assert bench.feed(LookedUp(BOB, (), (), (more,))) == progress(BOB, more)
+    bench.feed(events.TasksWatched(ANN, ["a"]))
+    assert bench.feed(LookedUp(ANN, (), (), (more,))) == progress(ANN, more)  # it has asked again
+
+
 def test_all_who_wait_for_a_task_are_told(bench: Bench) -> None:
     for peer in (ANN, BOB):
         bench.feed(events.TasksWatched(peer, ["a"]))
