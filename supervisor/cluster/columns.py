@@ -78,6 +78,8 @@ SIGNATURES = {
     "reset_login_1": "text",
     "schedules_1": "text text int",
     "sessions_1": "",
+    "session_load_1": "text",
+    "forget_session_1": "text",
     "settle_1": "text bigint bigint bigint bytea bigint bool text[]",
     "sites_1": "",
     "state_load_1": "text",

@@ -77,6 +77,12 @@ class LoginEngine(Protocol):
     def sessions(self) -> list[SessionView]:
         """Return the sessions by name."""
 
+    def session(self, name: str) -> bytes | None:
+        """Return what is kept of a session, as handlers have encrypted it."""
+
+    def forget_session(self, name: str) -> bool:
+        """Forget what is kept of a session; return whether there was anything."""
+
 
 class KnownLogins:
     """What the supervisor knows of failed logins."""

@@ -123,6 +123,15 @@ class Logins(Base):
             for name in sorted(kept.keys() | used)
         ][:SESSIONS_MAX]
 
+    def session(self, name: str) -> bytes | None:
+        value, until_ns = self.board.state.get(f"{SESSION_PREFIX}{name}", (None, 0))
+        return None if 0 < until_ns <= self.clock() else value
+
+    def forget_session(self, name: str) -> bool:
+        kept = self.session(name) is not None
+        self.board.state.pop(f"{SESSION_PREFIX}{name}", None)
+        return kept
+
     def _login_under_way(self, session: str) -> str:
         login = self.board.logging_in.get(session)
         return login.task if login is not None and login.ok is None else ""

@@ -100,6 +100,13 @@ class LoginCalls(Protocol):
     def sessions(self) -> list[SessionView]:
         return [SessionView(*row) for row in self._call("sessions_1")]
 
+    def session(self, name: str) -> bytes | None:
+        found = [self._call("session_load_1", each)[0][0] for each in possible([name])]
+        return found[0] if found else None
+
+    def forget_session(self, name: str) -> bool:
+        return any(self._call("forget_session_1", each)[0][0] for each in possible([name]))
+
 
 def _granted(grant: Grant, again: bool, session: str, task: str, error: str, *hold: Any) -> Grant:
     failures, left_ns, problem, node = hold

@@ -4,7 +4,6 @@ import time
 
 from msgspec import structs
 
-from musterd.ipc.wire.messages import SESSION_PREFIX
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import SessionList, SessionStatus, session_kept
 from musterd.supervisor.cluster.engine import Engine
@@ -24,8 +23,7 @@ def listed(engine: Engine) -> SessionList:
     }
     for name, status in found.items():
         if status.bytes:
-            kept = engine.state_load(f"{SESSION_PREFIX}{name}")
-            found[name] = session_kept(status, kept, time.time_ns())
+            found[name] = session_kept(status, engine.session(name), time.time_ns())
     for login in engine.logins():
         status = found.get(login.session) or SessionStatus(name=login.session)
         found[login.session] = structs.replace(
@@ -38,10 +36,8 @@ def listed(engine: Engine) -> SessionList:
 
 
 def forget(engine: Engine, name: str) -> SessionStatus:
-    key = f"{SESSION_PREFIX}{name}"
-    if engine.state_load(key) is None:
+    if not engine.forget_session(name):
         raise rpc.RpcError(rpc.NO_SUCH_NAME, f"the cluster keeps no session {name!r}")
-    engine.state_save(key, None)
     return SessionStatus(name=name)
 
 

@@ -137,6 +137,16 @@ def test_people_see_sessions_that_are_kept_or_used(rig: Rig) -> None:
     rig.finish(a, grant)
     rig.drained(a)
     assert [each.session for each in rig.engine.sessions()] == ["kept"]
+    assert rig.engine.session("kept") == b"sealed"
+    assert rig.engine.session("acme") is None
+    assert rig.engine.forget_session("kept")
+    assert not rig.engine.forget_session("kept")
+    assert rig.engine.sessions() == []
+    assert rig.engine.state_load("sessionless") == b"else"
+    rig.engine.state_save("session:kept", b"sealed", ttl_ns=SECOND_NS)
+    rig.pass_time(2)
+    assert rig.engine.session("kept") is None
+    assert not rig.engine.forget_session("kept")
 
 
 def test_a_problem_may_be_any_text(rig: Rig) -> None:

@@ -25,14 +25,14 @@ NODE = SUBMIT | {
     *("history_1", "changed_1", "untold_1", "told_1", "put_1", "delete_1", "pause_1"),
     *("statistics_1", "nodes_1", "sites_1", "find_1", "recent_1", "redeclare_1"),
     *("login_said_1", "logins_1", "reset_login_1", "sessions_1", "login_over_1", "logins_due_1"),
-    "granted_logins_1",
+    *("granted_logins_1", "session_load_1", "forget_session_1"),
 }
 ADMIN = SUBMIT | {
     *("apply_1", "policy_1", "breaker_1", "sites_1", "nodes_1", "drain_1", "forget_1"),
     *("reap_1", "find_1", "recent_1", "purge_1", "counts_1", "statistics_1"),
     *("tick_1", "retain_1", "schedules_1", "settle_1", "ran_1", "pause_1"),
     *("history_1", "changed_1", "put_1", "delete_1"),
-    *("state_load_1", "state_save_1", "logins_1", "reset_login_1", "sessions_1"),
+    *("logins_1", "reset_login_1", "sessions_1", "session_load_1", "forget_session_1"),
 }
 ROLES = {"submit": SUBMIT, "node": NODE, "admin": ADMIN, "nobody": set[str]()}
 
@@ -317,6 +317,22 @@ def test_who_submits_neither_reads_nor_uses_a_session(ruled: Cluster, rig: Rig) 
     assert "session 'acme' is for programs on a node" in verdict.rejection.message
     rig.submit(rig.task(session="acme"))  # of a node
     assert rig.engine.state_load("session:acme") == b"sealed"
+
+
+def test_people_see_and_forget_sessions_and_no_other_state(ruled: Cluster, rig: Rig) -> None:
+    rig.engine.state_save("session:acme", b"sealed")
+    rig.engine.state_save("page", b"3")
+    engine: PostgresEngine = ruled.engine("u_admin")
+    assert engine.session("acme") == b"sealed"
+    assert engine.session("no\0such") is None
+    for key in ("session:acme", "page"):
+        with pytest.raises(EngineError, match="permission denied"):
+            engine.state_load(key)
+    with pytest.raises(EngineError, match="permission denied"):
+        engine.state_save("page", b"4")
+    assert engine.forget_session("acme")
+    assert not engine.forget_session("acme")
+    assert rig.engine.state_load("page") == b"3"
 
 
 def test_a_submit_has_so_many_tasks(ruled: Cluster, rig: Rig) -> None:

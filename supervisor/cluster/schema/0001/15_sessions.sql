@@ -147,6 +147,18 @@ BEGIN
   RETURN true;
 END $$;
 
+-- What is kept of a session, which handlers have encrypted.
+CREATE FUNCTION session_load_1(p_session text) RETURNS bytea LANGUAGE plpgsql STABLE AS $$
+BEGIN
+  RETURN state_load_1('session:' || p_session);
+END $$;
+
+CREATE FUNCTION forget_session_1(p_session text) RETURNS bool LANGUAGE plpgsql AS $$
+BEGIN
+  DELETE FROM state s WHERE s.key = 'session:' || p_session AND (s.until IS NULL OR s.until > clock());
+  RETURN FOUND;
+END $$;
+
 -- Sessions that are kept, or used by live tasks; of those that wait 1,000 are counted.
 CREATE FUNCTION sessions_1() RETURNS TABLE (session text, kept int, running bigint, waiting bigint,
   login text) LANGUAGE sql STABLE AS $$

@@ -16,11 +16,12 @@ DECLARE
     due_1,settle_1,make_way_1,ran_1,watched_1,judged_1,history_1,changed_1,untold_1,announce_1,
     told_1,schedules_1,put_1,delete_1,pause_1,policy_1,counts_1,
     statistics_1,nodes_1,sites_1,find_1,recent_1,redeclare_1,
-    login_said_1,login_over_1,logins_due_1,granted_logins_1,logins_1,reset_login_1,sessions_1}';
+    login_said_1,login_over_1,logins_due_1,granted_logins_1,logins_1,reset_login_1,sessions_1,
+    session_load_1,forget_session_1}';
   ruling text[] := '{apply_1,policy_1,breaker_1,sites_1,nodes_1,drain_1,forget_1,reap_1,find_1,
     purge_1,recent_1,counts_1,statistics_1,tick_1,retain_1,schedules_1,
-    settle_1,ran_1,pause_1,history_1,changed_1,put_1,delete_1,state_load_1,state_save_1,
-    logins_1,reset_login_1,sessions_1}';
+    settle_1,ran_1,pause_1,history_1,changed_1,put_1,delete_1,
+    logins_1,reset_login_1,sessions_1,session_load_1,forget_session_1}';
 BEGIN
   FOR f IN
     SELECT p.oid::regprocedure AS sign, p.proname AS name FROM pg_proc p
