@@ -27,10 +27,11 @@ from musterd.supervisor.ctl.show import causes, duration, pool_rank, size
 from musterd.supervisor.ctl.table import GAP, Column, layout
 from musterd.supervisor.ctl.top_feed import Memory, Snapshot, Use
 from musterd.supervisor.ctl.top_view import View, listed
-from musterd.supervisor.text.fitting import ELLIPSIS, cells, clip, padded
+from musterd.supervisor.text.fitting import ELLIPSIS, cells, clip, padded, wrapped
 from musterd.supervisor.text.printable import printable
 
-PROBLEMS_SHOWN_MAX = 4
+PROBLEMS_SHOWN_MAX = 4  # each on a line; fewer may take as many lines
+IDS_FROM = 110  # columns: narrower terminals have no room for ids of tasks
 POOLS_SHOWN_MAX = 12
 BREAKERS_SHOWN_MAX = 4
 DEAD_SHOWN_MAX = 3
@@ -125,7 +126,7 @@ def screen(
     gap = [] if 0 < height < LOW_TERMINAL else [Line("")]
     wrong = (unreachable(silent) if silent else now.health).problems
     parts: list[RenderableType] = [_headline(now, wrong, width)]
-    parts += [Line(f"  {each.text}", _STYLE_OF[each.level]) for each in wrong[:PROBLEMS_SHOWN_MAX]]
+    parts += _problems(wrong, area)
     if len(wrong) > PROBLEMS_SHOWN_MAX:
         parts.append(Line(f"  ... and {len(wrong) - PROBLEMS_SHOWN_MAX} more", WARN))
     parts += [_memory_bar(now.memory, now.cpu_share, width), _flow(now)]
@@ -137,7 +138,7 @@ def screen(
     used = len(parts) + len(pools)  # the table of pools is one part, but has a head
     workers = listed(now, view)
     free = height - used - 3 if height else ROOM_FOR_ALL  # the heads of workers, footer, "more"
-    below = _below(now, max(free // BELOW_SHARE, free - max(WORKERS_MIN, len(workers))))
+    below = _below(now, width, max(free // BELOW_SHARE, free - max(WORKERS_MIN, len(workers))))
     room = max(WORKERS_MIN, free - len(below))
     first = _first(workers, view.chosen, room)
     parts.append(_worker_table(now, workers[first : first + room], width, view.chosen))
@@ -147,6 +148,18 @@ def screen(
         return Group(*parts)
     filler = [Line("")] * (height - used - 1 - shown - 1 - len(below) - 1)
     return Group(*parts, *filler, _footer(view, refusal))
+
+
+def _problems(wrong: list[Reason], area: tuple[int, int]) -> list[Line]:
+    """Return what is wrong, as far as there is room."""
+    width, height = area
+    shown = wrong[:PROBLEMS_SHOWN_MAX]
+    most = PROBLEMS_SHOWN_MAX // max(1, len(shown)) if height >= LOW_TERMINAL else 1
+    return [
+        Line(text, _STYLE_OF[each.level])
+        for each in shown
+        for text in wrapped(printable(each.text), width, first="  ", lines_max=most)
+    ]
 
 
 def _pools_shown(now: Snapshot, height: int, above: int) -> tuple[list[PoolStatus], list[Line]]:
@@ -165,14 +178,14 @@ def _cluster_screen(now: Snapshot, area: tuple[int, int], silent: str) -> Group:
     gap = [] if 0 < height < LOW_TERMINAL else [Line("")]
     wrong = [Reason(CRITICAL, silent)] if silent else now.health.problems
     parts: list[RenderableType] = [_headline(now, wrong, width)]
-    parts += [Line(f"  {each.text}", _STYLE_OF[each.level]) for each in wrong[:PROBLEMS_SHOWN_MAX]]
+    parts += _problems(wrong, area)
     parts += [_flow(now), *gap]
     pools, more_pools = _pools_shown(now, height, len(parts))
     parts += [_pool_table(now, pools, width), *more_pools, *gap]
     used = len(parts) + len(pools) + 1  # the table of pools is one part, but has a head; of nodes
     nodes = sorted(now.fleet.nodes, key=lambda each: each.state not in ("silent", "lost"))
     free = height - used - 2 if height else ROOM_FOR_ALL  # "more", footer
-    below = _below(now, max(free // BELOW_SHARE, free - max(WORKERS_MIN, len(nodes))))
+    below = _below(now, width, max(free // BELOW_SHARE, free - max(WORKERS_MIN, len(nodes))))
     room = max(WORKERS_MIN, free - len(below))
     shown = nodes[:room]
     hidden = len(nodes) - len(shown)
@@ -378,12 +391,12 @@ def _doing(worker: WorkerStatus, width: int) -> Cell:
     if not (worker.method or worker.task_id):
         return Cell(worker.reason, WARN if worker.state == BACKOFF else BAD)
     what = f"{worker.method} {duration(worker.task_seconds)}"
-    return Cell(f"{what}  {worker.task_id}" if width >= 110 else what)
+    return Cell(f"{what}  {worker.task_id}" if width >= IDS_FROM else what)
 
 
-def _below(now: Snapshot, limit: int) -> list[Line]:
+def _below(now: Snapshot, width: int, limit: int) -> list[Line]:
     """Return lines of breakers, failed tasks, schedules and events, evenly up to the limit."""
-    kinds = [_breakers(now), _dead(now), _schedules(now), _events(now)]
+    kinds = [_breakers(now), _dead(now, width), _schedules(now), _events(now)]
     taken = [0] * len(kinds)
     for _ in range(max(map(len, kinds))):
         for number, lines in enumerate(kinds):
@@ -400,14 +413,15 @@ def _breakers(now: Snapshot) -> list[Line]:
     return lines
 
 
-def _dead(now: Snapshot) -> list[Line]:
-    """Return failed tasks, the newest first, with the id that `retry` takes."""
+def _dead(now: Snapshot, width: int) -> list[Line]:
+    """Return failed tasks, the newest first, with the id that `retry` takes if there is room."""
     lines = []
     for task in now.dead[:DEAD_SHOWN_MAX]:
         failure = task.failure
         why = f"{failure.type or failure.kind}: {failure.message}" if failure else ""
         ago = duration(max(0.0, now.at - (task.finished_at or now.at)))
-        lines.append(Line(f"dead     {task.name} {ago} ago {task.id} {why}", WARN))
+        id_ = f"{task.id} " if width >= IDS_FROM else ""
+        lines.append(Line(f"dead     {task.name} {ago} ago {id_}{why}", WARN))
     return lines
 
 

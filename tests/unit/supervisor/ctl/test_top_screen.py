@@ -43,7 +43,7 @@ parser/0   BUSY     4711  2h05m   82M  12%    620    0  extract 0.4s
 parser/1   RUNNING  4790     3m   79M   0%    584    1
 browser/0  RUNNING  4801  2h05m  214M   1%     37    0
 
-dead     parser.extract 12s ago 019a8b2c3d49f86d081e4000002a ValueError: no …
+dead     parser.extract 12s ago ValueError: no price
 schedule nightly in 4h 12m: parser.fetch, last succeeded
  3m 10s ago  worker.crashed parser/1 ended by signal 9
  q  quit   s  sort: name   /  filter   j k  select   r  restart parser/1
@@ -236,6 +236,20 @@ def full_of_news(workers: int = 2) -> Snapshot:
     )
 
 
+def test_a_long_reason_is_whole_where_few_things_are_wrong() -> None:
+    why = (
+        "worker = 'bot:Bot': its import failed with SyntaxError: '(' was never closed, at "
+        "/home/me/bots/bot.py:25; try: python -c 'import bot'"
+    )
+    now = changed(snapshot(), state="FATAL", reason=why)
+    assert f"parser cannot run: {why}" in " ".join(" ".join(lines(now)).split())
+    low = lines(now, height=18)
+    assert [line for line in low if "parser cannot run" in line or "try: python" in line] == [
+        "  parser cannot run: worker = 'bot:Bot': its import failed with SyntaxError: …"
+    ]
+    assert len(lines(now)) == 24
+
+
 def test_dead_tasks_and_what_is_due_next_are_below() -> None:
     failure = TaskFailure(kind="error", type="ValueError", message="no price")
     task = TaskStatus(id="019a", name="parser.get", state="failed", failure=failure)
@@ -246,7 +260,9 @@ def test_dead_tasks_and_what_is_due_next_are_below() -> None:
     )
     paused = ScheduleStatus(name="held", state="paused", task="parser.get", when="")
     shown = lines(snapshot(dead=[ended], schedules=[later, paused, soon]))
-    assert "dead     parser.get 12s ago 019a ValueError: no price" in shown
+    assert "dead     parser.get 12s ago ValueError: no price" in shown
+    wide = lines(snapshot(dead=[ended]), width=110)
+    assert "dead     parser.get 12s ago 019a ValueError: no price" in wide
     assert [line for line in shown if line.startswith("schedule")] == [
         "schedule soon in 10s: parser.get",
         "schedule later in 10m 00s: parser.get",
