@@ -156,7 +156,9 @@ def test_what_failed_and_what_is_due_are_on_the_screen(jobs, top):
     assert not has("last")(lines), "it has not run yet"
     with daemon.client() as client:
         task = client.submit("jobs.fail", {"text": "no price"}, max_retries=0)
-        screen.wait("it is there with its id", has(f"{task.id} "))
+        screen.wait("it is there with its error", has("no price"))
+        screen.resize(110, 30)
+        screen.wait("where there is room, it has its id", has(f"{task.id} "))
     screen.press("q")
     assert screen.ended() == 0
 
