@@ -28,7 +28,14 @@ from musterd.supervisor.service.newer_code import (
 )
 from musterd.supervisor.service.systemd_status import SystemdStatus
 from musterd.supervisor.settings.added_schedules import read_added
-from musterd.supervisor.settings.diff import Difference, PoolChange, compare
+from musterd.supervisor.settings.diff import (
+    AT_ONCE,
+    ROLLS,
+    SCALES,
+    Difference,
+    PoolChange,
+    compare,
+)
 from musterd.supervisor.settings.policy import fleet_policy
 from musterd.supervisor.shell import Shell
 from musterd.supervisor.system.background_calls import BackgroundCalls
@@ -207,15 +214,18 @@ class Reloading:
         }
         added = [late.get(name) or read.added[name] for name in sections]
         self._shell.feed(events.PolicyChanged(read.policy, added))
-        known = {change.name for change in difference.pools}
-        extra = [PoolChange(name, "rolls") for name in again if name not in known]
         # A pool whose last replacement was given up is tried again, changed or not.
-        tried = [
-            PoolChange(name, "rolls")
-            for name, pool in self._shell.fleet.pools.items()
-            if pool.rollout is not None and name not in known and name not in again
+        tried = [n for n, pool in self._shell.fleet.pools.items() if pool.rollout is not None]
+        rolling = dict.fromkeys((*again, *tried))
+        pools = [
+            PoolChange(change.name, ROLLS)
+            if change.name in rolling and change.effect in (SCALES, AT_ONCE)
+            else change
+            for change in difference.pools
         ]
-        return Difference(difference.changes, [*difference.pools, *extra, *tried], in_force)
+        known = {change.name for change in pools}
+        extra = [PoolChange(name, ROLLS) for name in rolling if name not in known]
+        return Difference(difference.changes, [*pools, *extra], in_force)
 
     def _note_builds(self, policy: FleetPolicy) -> None:
         """Remember what each build is made of; forget builds of which no worker will be made."""

@@ -315,6 +315,27 @@ def test_reload_of_a_named_pool_loads_its_code_anew(fleet):
     assert daemon.ctl("reload", "nothing").returncode == 4
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "told"), [("size", 3, "scales"), ("task_timeout", "40s", "at once")]
+)
+def test_what_a_reload_changes_in_a_named_pool_does_not_hide_its_new_code(fleet, key, value, told):
+    made = fleet(size=2)
+    daemon = made.daemon
+    path = Path(daemon.folder, "jobs.py")
+    path.write_text(path.read_text().replace("return value", "return ['new', value]"))
+    made.config["pools"]["jobs"][key] = value
+    made.write()
+    done = daemon.ctl("reload", "jobs")
+    assert done.returncode == 0, done.stderr
+    changed, rolled = done.stdout.splitlines()
+    assert changed.startswith(f"pools.jobs.{key}: ")
+    assert changed.endswith(f"({told})")
+    assert rolled == f"pool jobs: rolls: new code ({path})"
+    assert "since pool jobs imported it" not in done.stderr
+    with daemon.client() as client:
+        assert client.submit("jobs.echo", {"value": 1}).result(30) == ["new", 1]
+
+
 def test_a_restart_says_when_the_code_on_disk_is_newer(fleet):
     made = fleet(size=1)
     daemon = made.daemon
