@@ -320,7 +320,7 @@ class ScheduleStatus(Struct, frozen=True, kw_only=True):
     last_state: str = ""
     runs: int = 0
     skipped: int = 0
-    skipped_why: str = ""  # of the newest run that was skipped since the daemon's start
+    skipped_why: str = ""  # of the newest run that was skipped ; of a daemon's own, since its start
     origin: str = ""  # the file that has it; "" where it was added at run time
     problem: str = ""  # why it is not run, and what to do
     failures: int = 0  # failed runs in a row, where it reports changes

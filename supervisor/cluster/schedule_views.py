@@ -7,7 +7,7 @@ import msgspec
 from musterd.ipc.wire import schedule_messages as wire
 from musterd.ipc.wire.messages import Rejection, TaskDeclaration
 from musterd.supervisor.cluster.engine import NodeCard, PoolCard, Run, ScheduleView
-from musterd.supervisor.cluster.scheduler import run_by_hand, site_of
+from musterd.supervisor.cluster.scheduler import memory_of, run_by_hand, site_of
 from musterd.supervisor.core.model.policy import SchedulePolicy
 from musterd.supervisor.core.model.runs import asked_ns, still_running
 from musterd.supervisor.core.model.shared import schedule_of
@@ -36,6 +36,7 @@ def shown(view: ScheduleView, zone_of: ZoneOf) -> wire.ScheduleView:
         last_state=view.state,
         runs=view.runs,
         skipped=view.skipped,
+        skipped_why=memory_of(due).why,
         failures=watched.failures,
         stale=watched.stale,
     )

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable
 from random import Random
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
@@ -35,7 +35,7 @@ from musterd.supervisor.cluster.sidecar_events import (
     Tell,
 )
 from musterd.supervisor.core.model import actions, events
-from musterd.supervisor.core.model.policy import SchedulePolicy
+from musterd.supervisor.core.model.policy import SCHEDULES_MAX, SchedulePolicy
 from musterd.supervisor.core.model.runs import (
     Way,
     due_runs,
@@ -61,6 +61,7 @@ class Memory(Struct, array_like=True, frozen=True):
 
     plan: str = ""  # task and timing: another plan begins anew
     turn: int = 0  # how often instants may have come again: part of the ids, so that none repeats
+    why: str = ""  # why a run was skipped last
 
 
 class Settlement(Struct, frozen=True):
@@ -81,7 +82,7 @@ def settlement(
     due: engine.DueSchedule, policy: SchedulePolicy, site: str, rng: Random
 ) -> Settlement | None:
     """Return what to do about a due schedule; None: wait for its last run."""
-    memory = _memory_of(due)
+    memory = memory_of(due)
     if not policy.enabled:
         return Settlement(0, None, memory)  # instants meanwhile are not caught up with
     plan, timing = plan_name(policy), policy.timing
@@ -113,6 +114,8 @@ def settlement(
     elif policy.catch_up == "all" and not policy.overlap:
         instants = instants[:1]  # the next run follows when this one has ended
         last_ns = instants[0]
+    if skipped:
+        memory = structs.replace(memory, why=why[: wire.NEWS_CHARS_MAX])
     runs = tuple(
         [
             engine.Run(
@@ -133,7 +136,7 @@ def settlement(
 
 def run_by_hand(due: engine.DueSchedule, policy: SchedulePolicy, site: str) -> engine.Run:
     """Return a run of this moment, which settles no instant."""
-    turn = _memory_of(due).turn
+    turn = memory_of(due).turn
     return engine.Run(due.now_ns, run_spec(policy, due.now_ns, turn, site=site, by_hand=True))
 
 
@@ -142,7 +145,8 @@ def site_of(policy: SchedulePolicy, declared: TaskDeclaration) -> str:
     return policy.sites.get(declared.target, "")
 
 
-def _memory_of(due: engine.DueSchedule) -> Memory:
+def memory_of(due: engine.DueSchedule) -> Memory:
+    """Return what the nodes remember of a schedule."""
     try:
         return _decode_memory(due.memory) if due.memory else Memory()
     except msgspec.DecodeError:
@@ -179,6 +183,7 @@ class Scheduler:
         self._settling: tuple[engine.DueSchedule, Settlement] | None = None
         self._due_at_ns = 0
         self._skips: dict[str, Skips] = {}
+        self._refused: dict[str, str] = {}  # why runs were refused, until their schedules are due
         self._fetch, self._look, self._settle = Lane(), Lane(), Lane()
         self._results = Results(rng, self._call, self._tell, self._policy_of)
 
@@ -314,6 +319,9 @@ class Scheduler:
             found = settlement(due, policy, site_of(policy, declared), self._rng)
             if found is None:
                 continue
+            refused = self._refused.pop(due.name, "")
+            if refused and not found.skipped:
+                found = structs.replace(found, memory=structs.replace(found.memory, why=refused))
             self._settling = (due, found)
             self._call(
                 self._settle,
@@ -344,7 +352,12 @@ class Scheduler:
         if found.skipped or refused:
             skips = self._skips.setdefault(due.name, Skips(pool))
             skips.count += found.skipped + len(refused)
-            skips.why = f"{refused[-1].code}: {refused[-1].message}" if refused else found.why
+            skips.why = found.why
+            if refused:
+                skips.why = f"{refused[-1].code}: {refused[-1].message}"
+                self._refused[due.name] = skips.why[: wire.NEWS_CHARS_MAX]
+                if len(self._refused) > SCHEDULES_MAX:  # of schedules that were deleted
+                    del self._refused[next(iter(self._refused))]
             self._tell_skips(due.name, skips)
 
     def _tell_skips(self, name: str, skips: Skips) -> None:

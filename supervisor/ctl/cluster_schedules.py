@@ -137,6 +137,7 @@ def status_of(view: ScheduleView) -> ScheduleStatus:
         last_state=found.last_state,
         runs=found.runs,
         skipped=found.skipped,
+        skipped_why=found.skipped_why,
         failures=found.failures,
         stale=found.stale,
     )

@@ -201,8 +201,11 @@ def test_a_run_that_waits_for_a_retry_is_in_the_way_of_none_and_who_asked_gets_t
         run = client.schedules.run("flaky")
         engine.pause("flaky", paused=False)
         assert run.result(timeout=60) == 3  # the attempts at the next due times
-    assert engine.schedules("flaky")[0].skipped >= 2
-    engine.pause("flaky", paused=True)
+        shown = client.schedules.get("flaky")
+    assert shown.skipped >= 2
+    why = f"run {run.id}, which somebody waits for, is tried again in its place"
+    assert shown.skipped_why == why
+    assert cluster_schedules.pause(engine, "flaky", paused=True).skipped_why == why
 
 
 def test_musterctl_shows_and_steers_schedules_of_the_cluster(

@@ -380,6 +380,32 @@ def test_skipped_runs_are_told_once_in_a_while(bench: Bench) -> None:
     assert told == [ScheduleNews("schedule.skipped", "kites", "p", "", why, 2)]
 
 
+def test_why_a_run_was_skipped_is_remembered_for_people(bench: Bench) -> None:
+    bench.follow(KITES)
+
+    def remembered() -> str:
+        kept = bench.calls["settle"].options["memory"]
+        assert isinstance(kept, bytes)
+        return msgspec.msgpack.decode(kept, type=Memory).why
+
+    bench.answer("due", [due(alive="@kites.1")])
+    assert remembered() == "run @kites.1 has not ended"
+    bench.answer("settle", engine.Settled())
+    bench.pass_ns(SECOND_NS)
+    bench.answer("due", [due(memory=Memory(PLAN, 0, "for long"))])
+    assert remembered() == "for long", "nothing is skipped"
+    full = Rejection("@kites.2", QUEUE_FULL, "the queue is full")
+    verdict = engine.Verdict("@kites.2", "rejected", rejection=full)
+    bench.answer("settle", engine.Settled((verdict,)))
+    bench.pass_ns(SECOND_NS)
+    bench.answer("due", [due()])
+    assert remembered() == "QueueFull: the queue is full"
+    bench.answer("settle", engine.Settled())
+    bench.pass_ns(SECOND_NS)
+    bench.answer("due", [due()])
+    assert remembered() == ""
+
+
 def test_a_new_beginning_is_told(bench: Bench) -> None:
     bench.follow(KITES)
     bench.answer("due", [due(last_ns=NOW_NS + MINUTE_NS)])
