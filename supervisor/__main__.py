@@ -19,6 +19,7 @@ from musterd import __version__
 from musterd.ipc.errors import ConfigurationError, MusterdError, SpawnError
 
 EXIT_FAILED = 1
+EXIT_USAGE = 2
 EXIT_CONFIGURATION = 78
 EXIT_ANOTHER_INSTANCE = 69
 EXIT_INTERNAL = 70
@@ -55,6 +56,17 @@ def _read(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ..
     return load.load(list(files) or None, profile, list(overrides), os.environ)
 
 
+def _tell_unread(files: tuple[Path, ...]) -> None:
+    """Say that the configuration in this folder is not read; not in the log of a service."""
+    from musterd.supervisor.config.load import DEFAULT_FILE
+
+    here, usual = Path(DEFAULT_FILE.name), DEFAULT_FILE.exists()
+    if files or not here.is_file() or (usual and here.samefile(DEFAULT_FILE)):
+        return
+    if sys.stderr is not None and (not usual or sys.stderr.isatty()):
+        click.echo(f"musterd: {here} in this folder is not read: type -c {here}", err=True)
+
+
 def _load(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]) -> Any:
     try:
         return _read(files, profile, overrides)
@@ -69,7 +81,24 @@ def _fail(code: int, message: str) -> NoReturn:
     sys.exit(code)
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+class Commands(click.Group):
+    """The commands; one that does not exist is answered with what to type."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if self.get_command(ctx, name) is None and not name.startswith("-"):
+            from musterd.supervisor.ctl.app import cli
+            from musterd.supervisor.ctl.suggest import instead_of_musterd
+
+            known = self.list_commands(ctx), cli.list_commands(ctx)
+            says = instead_of_musterd(name, args[1:], *known)
+            _fail(EXIT_USAGE, f"there is no command {name}: {says}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="musterd")
 def main() -> None:
     """Keep a fleet of worker processes alive and feed them prioritized, durable tasks."""
@@ -87,6 +116,7 @@ def run(files: tuple[Path, ...], profile: str | None, overrides: tuple[str, ...]
     from musterd.supervisor.store.interface import StoreError
     from musterd.supervisor.system import directories
 
+    _tell_unread(files)
     loaded = _load(files, profile, overrides)
     settings = loaded.config.supervisor
     _prepare_process(loaded.config)
@@ -192,6 +222,7 @@ def check_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[
     from musterd.supervisor.config.sources import one_line
     from musterd.supervisor.service.check_config import machine_problems_of, remarks_of
 
+    _tell_unread(files)
     problems: list[str] = []
     try:
         loaded = _read(files, profile, overrides)
@@ -214,6 +245,7 @@ def show_config(files: tuple[Path, ...], profile: str | None, overrides: tuple[s
     from musterd.supervisor.config.load import show
     from musterd.supervisor.text.printable import printable_json
 
+    _tell_unread(files)
     click.echo(printable_json(show(_load(files, profile, overrides))), nl=False)
 
 

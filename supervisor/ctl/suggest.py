@@ -63,6 +63,18 @@ OTHER_WORDS = {
 }
 # Commands of musterd, which runs and configures the daemon.
 OF_MUSTERD = ("check-config", "show-config", "demo", "dev", "new", "web", "install", "uninstall")
+# What people type for the daemon itself; commands of musterctl with these names are for workers.
+_START = "type musterd run -c FILE to run the daemon here, systemctl start musterd for the service"
+OF_DAEMON = {
+    **dict.fromkeys(("start", "serve", "up", "daemon"), _START),
+    "stop": "type musterctl shutdown to end the daemon, systemctl stop musterd for the service",
+    "restart": "type systemctl restart musterd for the service; musterctl restart NAME for workers",
+    **dict.fromkeys(
+        ("init", "create", "startproject"), "type musterd new NAME to make a project of that name"
+    ),
+    **dict.fromkeys(("check", "validate", "configtest"), "type musterd check-config -c FILE"),
+    "version": "type musterd --version",
+}
 # Other words for an action, the first that the command has.
 OTHER_ACTIONS = {
     **dict.fromkeys(("ls", "show", "status", "get", "all"), ("list", "show")),
@@ -124,6 +136,22 @@ def instead_of(name: str, rest: Sequence[str], commands: Sequence[str]) -> str:
     if near := nearest(name, OTHER_WORDS):
         return OTHER_WORDS[near]
     return "musterctl --help lists them"
+
+
+def instead_of_musterd(
+    name: str, rest: Sequence[str], own: Sequence[str], commands: Sequence[str]
+) -> str:
+    """Say what to type where `musterd` has no such command; `commands` are those of musterctl."""
+    if name in OF_DAEMON:
+        return OF_DAEMON[name]
+    if name in commands:
+        return f"type musterctl {shlex.join((name, *rest))}, which steers the daemon that runs"
+    if near := nearest(name, own) or _begun(name, own):
+        return f"did you mean musterd {shlex.join((near, *rest))}?"
+    if (near := nearest(name, (*commands, *OF_DAEMON))) in OF_DAEMON:
+        return OF_DAEMON[near]
+    said = instead_of(name, rest, commands)
+    return "musterd --help lists them" if said.startswith("musterctl --help") else said
 
 
 def _begun(typed: str, words: Iterable[str]) -> str:

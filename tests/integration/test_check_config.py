@@ -213,3 +213,24 @@ def test_a_file_that_cannot_be_read_does_not_hide_the_others(
     assert found.line("musterd.d/a.toml: not valid TOML")
     assert found.line("musterd.d/b.toml: key 'retry.max_retires'", "did you mean 'max_retries'?")
     assert found.line("musterd.toml: key 'schedule.typo.task'")
+
+
+def test_a_configuration_that_is_not_named_is_not_taken_for_the_one_that_was_checked(
+    tmp_path: Path,
+) -> None:
+    def check(*files: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "musterd.supervisor", "check-config", *files],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+            cwd=tmp_path,
+        )
+
+    assert "not read" not in check().stderr
+    (tmp_path / "musterd.toml").write_text("[pools.parser]\nsize = 2\n")
+    if not Path("/etc/musterd/musterd.toml").exists():  # else it is told on terminals alone
+        said = "musterd: musterd.toml in this folder is not read: type -c musterd.toml\n"
+        assert check().stderr == said
+    assert "not read" not in check("-c", "musterd.toml").stderr

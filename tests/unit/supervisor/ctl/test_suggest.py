@@ -5,6 +5,7 @@ import re
 
 import click
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -137,6 +138,31 @@ def test_an_action_that_a_command_has_is_that_action() -> None:
     for actions in ACTIONS.values():
         for action in actions:
             assert Action(actions).convert(action, None, None) == action
+
+
+@pytest.mark.parametrize(
+    ("typed", "says"),
+    [
+        (["rnu", "-c", "bot.toml"], "did you mean musterd run -c bot.toml?"),
+        (["chekc-config"], "did you mean musterd check-config?"),
+        (["status", "parser"], "type musterctl status parser, which steers the daemon that runs"),
+        (["staus"], "did you mean musterctl status?"),
+        (["stop"], "type musterctl shutdown to end the daemon"),
+        (["start"], "type musterd run -c FILE to run the daemon here"),
+        (["strat"], "type musterd run -c FILE to run the daemon here"),
+        (["logs", "parser"], "type musterctl tail -f NAME"),
+        (["init"], "type musterd new NAME"),
+        (["xyzzy"], "musterd --help lists them"),
+    ],
+)
+def test_a_word_that_musterd_has_not_says_what_to_type(typed: list[str], says: str) -> None:
+    done = CliRunner().invoke(musterd, typed)
+    assert done.exit_code == USAGE
+    assert done.output.startswith(f"musterd: there is no command {typed[0]}: {says}")
+    (command,) = re.findall(r"\b(musterd|musterctl) ([a-z-]+)", done.output)[:1]
+    assert command[1] in {"musterd": musterd, "musterctl": cli}[command[0]].commands or (
+        says == "musterd --help lists them"
+    )
 
 
 def test_each_command_of_musterd_is_told_as_such() -> None:
