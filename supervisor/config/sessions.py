@@ -1,6 +1,9 @@
 """The keys of [sessions] and [sessions.NAME]: cookies and storage that outlive tasks."""
 
+import ipaddress
+import re
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Annotated, Any
 
 from msgspec import field
@@ -10,7 +13,6 @@ from musterd.ipc.wire.messages import SESSION_CHARS_MAX
 from musterd.supervisor.config.alerts import SecretName
 from musterd.supervisor.config.kinds import (
     AbsolutePath,
-    ArgumentNames,
     Duration,
     FunctionName,
     OptionalTaskName,
@@ -26,6 +28,7 @@ from musterd.supervisor.text.units import SECOND_NS
 SESSIONS_MAX = 1000
 CONCURRENT_MAX = 1000
 PATTERNS_MAX = 100
+_HOST = re.compile(r"(?=.{1,253}$)[a-z0-9_-]+(\.[a-z0-9_-]+)*")
 EVERY_SESSION = ("*",)  # default of pools.NAME.sessions
 KEEP_NS_MIN = 60 * SECOND_NS
 FAILURES_MAX = 1000
@@ -61,6 +64,29 @@ class AddressPatterns(TextList, frozen=True):
         return text
 
 
+class SiteNames(TextList, frozen=True):
+    """A list of hosts, each with those below it; as cookies have them: in lower case, IDNA."""
+
+    noun = "hosts"
+    example = '"shop.example"'
+    count_max = PATTERNS_MAX
+
+    def read_one(self, text: str) -> str:
+        host = text.strip("[]").rstrip(".").lower()
+        try:
+            return str(ipaddress.ip_address(host))
+        except ValueError:
+            pass
+        with suppress(UnicodeError):  # else it is no name
+            host = host.encode("idna").decode()
+        if not _HOST.fullmatch(host):
+            raise ValueError(
+                f'has "{text[:100]}", which is no host: write it without scheme, port and '
+                f"wildcards, such as {self.example}; hosts below it belong to it"
+            )
+        return host
+
+
 class SessionConfig(Section, frozen=True):
     entries_max = SESSIONS_MAX
     name_is = "the name of a session"
@@ -70,7 +96,7 @@ class SessionConfig(Section, frozen=True):
     args: Annotated[dict[str, Any], Options()] = {}
     concurrent: Annotated[int, Whole(1, CONCURRENT_MAX)] = 1
     logged_out: Annotated[tuple[str, ...], AddressPatterns()] = ()
-    sites: Annotated[tuple[str, ...], ArgumentNames()] = ()
+    sites: Annotated[tuple[str, ...], SiteNames()] = ()
     keep_ns: Annotated[int, Duration(KEEP_NS_MIN)] = field(name="keep", default=KEEP_NS)
     login_failures: Annotated[int, Whole(0, FAILURES_MAX)] = 3
     login_pause_ns: Annotated[int, Duration(SECOND_NS)] = field(

@@ -24,6 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -532,11 +533,15 @@ def _key(name: str) -> bytes:
 
 
 def _host_of(origin: str) -> str:
-    return origin.partition("://")[2].partition(":")[0]
+    try:
+        return urlsplit(origin).hostname or ""
+    except ValueError:  # a handler may write anything
+        return ""
 
 
 def _is_of(host: str, sites: tuple[str, ...]) -> bool:
-    return not sites or any(host == site or host.endswith(f".{site}") for site in sites)
+    name = host.lower()
+    return not sites or any(name == site or name.endswith(f".{site}") for site in sites)
 
 
 def _check(answer: StateAnswer) -> StateAnswer:

@@ -76,6 +76,13 @@ def test_what_is_shown_loads_to_the_same(read: Read, tmp_path: Path) -> None:
     assert load([shown], None, [], {}, default_file=shown).config == loaded.config
 
 
+def test_hosts_are_written_as_cookies_have_them(read: Read) -> None:
+    sites = ["Acme.Example.", "käse.example", "127.0.0.1", "[::1]", "localhost"]
+    loaded = read(f"[sessions.acme]\nsites = {sites}")
+    hosts = ("acme.example", "xn--kse-qla.example", "127.0.0.1", "::1", "localhost")
+    assert loaded.config.sessions.named["acme"].sites == hosts
+
+
 def test_the_core_is_told_how_many_may_use_each_and_which_pools(read: Read) -> None:
     loaded = read(ACME, "[sessions.shop]", "[pools.parser]", '[pools.browser]\nsessions = ["s*"]')
     policy = fleet_policy(loaded.config)
@@ -97,6 +104,14 @@ def test_the_core_is_told_how_many_may_use_each_and_which_pools(read: Read) -> N
         (["[sessions.acme]\nconcurrent = 0"], "concurrent"),
         (["[sessions.acme]\nlogged_out = ['login']"], "write it whole"),
         (["[sessions.acme]\nargs = {a = 1}"], "has no effect without login"),
+        (
+            ["[sessions.acme]\nsites = ['https://a.example']"],
+            'has "https://a.example", which is no',
+        ),
+        (["[sessions.acme]\nsites = ['*.a.example']"], "without scheme, port and wildcards"),
+        (["[sessions.acme]\nsites = ['a.example:80']"], "which is no host"),
+        (["[sessions.acme]\nsites = ['.a.example']"], "which is no host"),
+        (["[sessions.acme]\nsites = ['']"], "which is no host"),
         (
             ["[sessions.acme]\nlogin = 'a:b'\nargs = {password = 'x'}"],
             "has a value at password, which is named in supervisor.redact",

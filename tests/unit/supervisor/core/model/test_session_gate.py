@@ -66,14 +66,16 @@ def test_people_read_what_a_task_waits_for(driver: Driver) -> None:
     assert waiting.waits_for == "bulkhead session acme 1/1"
 
 
-def test_pools_take_turns(muster: type[Muster]) -> None:
-    driver = make(muster, 1, ("p", "q"))
-    driver.submit("p1", "p2", "p3", session="acme")
-    driver.submit("q1", "q2", pool="q", session="acme")
-    order = ["p1"]
+@pytest.mark.parametrize("size", [1, 2])  # with two, a worker is free whenever the session is
+@pytest.mark.parametrize(("first", "second"), [("p", "q"), ("q", "p")])
+def test_pools_take_turns(muster: type[Muster], first: str, second: str, size: int) -> None:
+    driver = make(muster, size, ("p", "q"))
+    driver.submit("a1", "a2", "a3", pool=first, session="acme")
+    driver.submit("b1", "b2", pool=second, session="acme")
+    order = ["a1"]
     while (began := driver.succeed(order[-1])) != []:
         order += began
-    assert order == ["p1", "q1", "p2", "q2", "p3"]
+    assert order == ["a1", "b1", "a2", "b2", "a3"]
 
 
 def test_a_place_that_the_next_pool_cannot_use_goes_to_another(muster: type[Muster]) -> None:
