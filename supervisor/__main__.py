@@ -60,8 +60,8 @@ def _tell_unread(files: tuple[Path, ...]) -> None:
     """Say that the configuration in this folder is not read; not in the log of a service."""
     from musterd.supervisor.config.load import DEFAULT_FILE
 
-    here, usual = Path(DEFAULT_FILE.name), DEFAULT_FILE.exists()
-    if files or not here.is_file() or (usual and here.samefile(DEFAULT_FILE)):
+    here, usual = DEFAULT_FILE.name, os.path.exists(DEFAULT_FILE)
+    if files or not os.path.isfile(here) or (usual and os.path.samefile(here, DEFAULT_FILE)):
         return
     if sys.stderr is not None and (not usual or sys.stderr.isatty()):
         click.echo(f"musterd: {here} in this folder is not read: type -c {here}", err=True)

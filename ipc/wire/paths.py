@@ -163,7 +163,7 @@ def _project_runtime_dir() -> Path | None:
     except OSError:  # a folder that was removed
         return None
     for folder in (here, *here.parents):
-        if (folder / PROJECT_DIR).is_dir():
+        if os.path.isdir(folder / PROJECT_DIR):  # also where we may not look
             break
     else:
         return None

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from musterd.supervisor.__main__ import _tell_unread
+
 WORK = """
 import time
 from musterd import Worker, task
@@ -234,3 +236,19 @@ def test_a_configuration_that_is_not_named_is_not_taken_for_the_one_that_was_che
         said = "musterd: musterd.toml in this folder is not read: type -c musterd.toml\n"
         assert check().stderr == said
     assert "not read" not in check("-c", "musterd.toml").stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be somebody else")
+def test_a_folder_that_is_not_for_this_user_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shut" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "shut" / "inner")
+    (tmp_path / "shut" / "inner").chmod(0)
+    os.seteuid(65534)
+    try:
+        _tell_unread(())
+    finally:
+        os.seteuid(0)
+        (tmp_path / "shut" / "inner").chmod(0o700)
+    assert capsys.readouterr().err == ""

@@ -202,6 +202,17 @@ def test_the_sockets_of_a_project_in_a_long_path_are_behind_its_link(
         shutil.rmtree(each)
 
 
+def test_folders_that_are_not_for_this_user_are_no_projects(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables = environ(place)
+    (place / "shut" / "inner").mkdir(parents=True)
+    monkeypatch.chdir(place / "shut" / "inner")
+    (place / "shut").chmod(0)
+    found = shared.find_control_socket(variables, place / "absent")
+    assert found == place / "session" / "musterd" / "control.sock"
+
+
 def test_a_folder_that_was_removed_is_no_project(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
