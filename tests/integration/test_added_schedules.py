@@ -168,6 +168,8 @@ def test_musterctl_adds_edits_and_removes(jobs: Jobs) -> None:
     assert done("pause", "kites") == "kites: paused\n"
     assert done("resume", "kites") == "kites: active\n"
     assert "unknown key: did you mean 'every'" in done("edit", "kites", "--set", "evry=1", code=1)
+    coded = done("edit", "kites", "--set", "login=os:system", code=1)
+    assert "is for configuration files only" in coded
     assert str(daemon.config_path) in done("edit", "ours", "--every", "1m", code=1)
     assert str(daemon.config_path) in done("remove", "ours", code=1)
     assert "needs something to change" in done("edit", "kites", code=2)

@@ -138,6 +138,18 @@ def test_a_pool_has_its_own_secrets_and_those_it_was_given_in_full(daemon: Muste
         )
 
 
+def test_a_run_by_hand_has_the_arguments_and_secrets_of_its_schedule(daemon: Muster) -> None:
+    client = daemon.client()
+    keys = {"task": "shop.size", "cron": "0 0 1 1 *"}
+    client.schedules.put("given", args={"key": Secret("SHOP_GIVEN")}, **keys)
+    client.schedules.put("stolen", args={"key": Secret("SHOP_KEPT")}, **keys)
+    assert client.schedules.run("given").result(timeout=30) == len(CREDENTIAL)
+    assert "not given to pool 'shop'" in str(failure(client.schedules.run("stolen")))
+    kept = client.schedules.get("given").keys["args"]
+    assert kept == {"key": {"$secret": "SHOP_GIVEN"}}
+    assert CREDENTIAL.encode() not in (daemon.state / "store.db-wal").read_bytes()
+
+
 def test_a_workers_environment_has_nothing_that_is_the_daemons_alone(daemon: Muster) -> None:
     found = daemon.client().submit("shop.environment").result(30)
     assert found["OF_POOL"] == "of the pool"
