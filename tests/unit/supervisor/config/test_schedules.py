@@ -360,6 +360,10 @@ def test_a_picture_leaves_the_rules_as_they_are(write: Write) -> None:
             'task = "browser.extract"\nnotify = "task.changed"\n[artefacts]\nenabled = false\n',
             "has no effect where artefacts.enabled is false",
         ),
+        (
+            'task = "browser.extract"\nnotify = "task.changed"\n[cluster]\nurl_secret = "DB"\n',
+            "pictures stay on their node",
+        ),
     ],
 )
 def test_a_picture_that_nobody_could_take_or_see_is_refused(

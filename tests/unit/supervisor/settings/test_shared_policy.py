@@ -155,6 +155,12 @@ def test_other_sections_are_told_and_not_read(tmp_path: Path) -> None:
             '[schedule.a]\ntask = "p.x"\nevery = "1m"\nargs = {password = "x"}\n',
             "key 'schedule.a.args'",
         ),
+        (
+            '[schedule.a]\ntask = "p.x"\nevery = "1m"\nnotify = "task.changed"\n'
+            'attach = "screenshot"\n',
+            "pictures stay on their node",
+        ),
+        ('[targets."*.example"]\nrate = "1/s"\n', "which a cluster does not know: name each"),
     ],
 )
 def test_bad_input_is_said_with_what_and_where(tmp_path: Path, text: str, problem: str) -> None:
