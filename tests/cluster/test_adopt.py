@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from postgres import Cluster, Server
-from rig import Rig, pool
+from rig import Rig, pool, want
 from test_node import WORKER
 
 from musterd.ipc.wire.messages import TaskSpec
@@ -207,6 +207,30 @@ def test_a_running_daemon_keeps_its_store(database: Cluster, rig: Rig, home: Pat
     assert done.returncode == 69
     assert b"musterctl shutdown" in done.stderr
     muster.stop()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_what_ran_when_the_daemon_ended_moves_too_and_runs_again(
+    database: Cluster, rig: Rig, home: Path, killed: bool
+) -> None:
+    muster = machine(home, supervisor__drain_timeout="100ms").start()
+    runs = home / "jobs.py.runs"
+    with muster.client() as client:
+        ids = sorted(client.submit("jobs.slow", {"seconds": 50.0}).id for _ in range(2))
+        client.flush()
+        wait_for("the first one runs", runs.exists)
+    if killed:
+        muster.kill()
+    else:
+        muster.stop()
+    code, result = adopt(database, muster)
+    assert (code, result["moved"]) == (0, 2)
+    assert ids_left(muster) == []
+    tenure = rig.join("barn", pool("jobs", TASKS))
+    grants = rig.engine.claim(tenure, [want(5, "jobs", TASKS)])
+    assert sorted((grant.id, grant.attempt, grant.crashes) for grant in grants) == [
+        (id_, 1, 0) for id_ in ids
+    ]
 
 
 # -- kills ----------------------------------------------------------------------------------------
