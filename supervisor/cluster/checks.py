@@ -18,6 +18,7 @@ SERVER_MIN = 140000  # date_bin(), and multi-statement notifications that do not
 CONNECTION: dict[str, Any] = {
     "connect_timeout": 10,
     "application_name": "musterd",
+    "client_encoding": "UTF8",  # whatever PGCLIENTENCODING says
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
@@ -148,12 +149,22 @@ def server(connection: Connection) -> None:
             f"PostgreSQL {number // 10000} is too old: a cluster needs {SERVER_MIN // 10000} or "
             f"later"
         )
-    if setting(connection, "fsync") == "off":
+    row = connection.execute(
+        "SELECT current_setting('server_encoding'), current_setting('fsync'), "
+        "current_setting('synchronous_commit')"
+    ).fetchone()
+    encoding, fsync, commit = row or ("", "", "")
+    if encoding != "UTF8":
+        raise EngineRefused(
+            f"the database has the encoding {encoding}: a cluster needs UTF8; "
+            f"CREATE DATABASE {connection.info.dbname} ENCODING 'UTF8' TEMPLATE template0"
+        )
+    if fsync == "off":
         raise EngineRefused(
             "fsync is off: PostgreSQL would lose acknowledged tasks when its machine fails; "
             "set fsync = on in postgresql.conf"
         )
-    if setting(connection, "synchronous_commit") == "off":
+    if commit == "off":
         raise EngineRefused(
             "synchronous_commit is off: PostgreSQL would acknowledge tasks that are not on disk; "
             "set synchronous_commit = on for this role, this database or in postgresql.conf"

@@ -95,8 +95,8 @@ PARTS = ("expire", "pay", "ready", "repair", "shut", "tidy")  # of a tick, each 
 NAME_TAKEN = "MU002"
 REFUSALS = {"MU001": Fenced, "MU003": PolicyChanged}
 # The transaction was undone, and may be tried again: deadlock, serialization, a lock not had, a
-# partition made at this moment (add_partitions).
-AGAIN = ("40P01", "40001", "55P03", "23514")
+# partition made at this moment (add_partitions), a server that is read-only for now.
+AGAIN = ("40P01", "40001", "55P03", "23514", "25006")
 
 _unpack_card = msgspec.msgpack.Decoder(NodeCard).decode
 _decode_statistics = msgspec.json.Decoder(Statistics).decode
@@ -159,9 +159,13 @@ class PostgresEngine(LoginCalls, ScheduleCalls):
         if self._connection is not None and checks.is_stale(self._connection):
             self.close()
         if self._connection is None or self._connection.closed:
-            connection = checks.connect(self._url)
-            self._make_ready(connection)
-            self._connection = connection
+            connection = self._connection = checks.connect(self._url)
+            try:
+                checks.server(connection)  # it may be another one, or be set up otherwise by now
+                self._make_ready(connection)
+            except BaseException:
+                self.close()
+                raise
         return self._connection
 
     def _make_ready(self, connection: psycopg.Connection[Row]) -> None:

@@ -5,11 +5,15 @@ from typing import Any
 
 from msgspec import Struct, field, structs
 
+from musterd.ipc.resilience.policy import SECOND_NS
 from musterd.ipc.wire import node_messages as wire
 from musterd.supervisor.cluster import engine
 from musterd.supervisor.cluster.calls import Figures as GatewayFigures
 from musterd.supervisor.core.model import actions
 from musterd.supervisor.core.model.counters import Histogram
+
+REFUSED_GAP_NS = 60 * SECOND_NS  # between two reports of one refusal
+REFUSED_MAX = 100  # refusals that are remembered
 
 
 class Figures(Struct):
@@ -59,6 +63,25 @@ def node_lost(reaped: engine.Reaped) -> actions.Report:
 def results(ends: Iterable[wire.AttemptEnd], but: Collection[str] = ()) -> int:
     """Return how many of these ends somebody has worked for, without those of these tasks."""
     return sum(end.kind in ("succeeded", "failed") and end.id not in but for end in ends)
+
+
+class Repeats:
+    """Refusals that were reported: what the engine refuses, it refuses at each attempt."""
+
+    def __init__(self) -> None:
+        self._reported_ns: dict[str, int] = {}  # by reason
+
+    def is_news(self, now_ns: int, report: actions.Report) -> bool:
+        """Whether to report this: a refusal not more often than once in REFUSED_GAP_NS."""
+        if report.event != "cluster.refused":
+            return True
+        at_ns = self._reported_ns.get(report.reason)
+        if at_ns is not None and now_ns - at_ns < REFUSED_GAP_NS:
+            return False
+        if len(self._reported_ns) >= REFUSED_MAX:
+            self._reported_ns.clear()
+        self._reported_ns[report.reason] = now_ns
+        return True
 
 
 def notice(report: actions.Report) -> wire.Notice:

@@ -47,7 +47,7 @@ from musterd.supervisor.cluster.engine import EngineAway, EngineError, EngineRef
 from musterd.supervisor.cluster.gateway import Gateway
 from musterd.supervisor.cluster.migrate import SCHEMA
 from musterd.supervisor.cluster.postgres import PostgresEngine
-from musterd.supervisor.cluster.reports import figures, notice
+from musterd.supervisor.cluster.reports import Repeats, figures, notice
 from musterd.supervisor.cluster.scheduler import Scheduler
 from musterd.supervisor.cluster.sidecar_events import (
     AskLocal,
@@ -186,6 +186,7 @@ class Sidecar:
         self._node = Connection(settings.node_socket)
         self._node.put(encode(SidecarHello(NODE_PROTOCOL, settings.token)))
         self._counted = Figures()
+        self._repeats = Repeats()
         for report in found:
             self._report(report)
         if former:
@@ -381,7 +382,8 @@ class Sidecar:
 
     def _report(self, report: actions.Report) -> None:
         """Have the daemon log something."""
-        self._mention(notice(report))
+        if self._repeats.is_news(time.monotonic_ns(), report):
+            self._mention(notice(report))
 
     def _tell_figures(self) -> None:
         gateway = self._gateway

@@ -3,6 +3,7 @@
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import psycopg
@@ -286,6 +287,35 @@ def test_a_full_disk_refuses_work_and_loses_none(tmp_path: Path, short_folder: P
             results = [client.task(id_).result(timeout=60) for id_ in ids]
             assert results == [*range(20), *range(21, 40)]
         all_end(nodes, 39)
+
+
+def test_a_server_that_is_read_only_for_now_is_waited_for(own: tuple[Server, Nodes]) -> None:
+    """Some services make it so while the disk is full. So is a standby before it takes over."""
+    server, nodes = own
+    [a] = nodes.start("a")
+    end = (
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+        "WHERE datname = 'faults' AND pid <> pg_backend_pid()"
+    )
+    with a.client() as client:
+        ids = submitted(client, range(10))
+        server.execute("ALTER DATABASE faults SET default_transaction_read_only = on")
+        server.execute(end)
+        doubtful = client.submit("jobs.work", {"n": 10})  # it may have been under way
+        wait_for("that is said", lambda: "event=cluster.unreachable" in a.log())
+        with pytest.raises(QueueFull, match="database"):
+            client.submit("jobs.work", {"n": 11}).result(timeout=60)
+        server.execute("ALTER DATABASE faults RESET default_transaction_read_only")
+        server.execute(end)
+        more = client.submit("jobs.work", {"n": 12}, wait=True)
+        assert more.result(timeout=60) == 12
+        with suppress(QueueFull):
+            assert doubtful.result(timeout=60) == 10
+            ids.append(doubtful.id)
+        assert [client.task(id_).result(timeout=60) for id_ in ids] == list(range(len(ids)))
+    assert "read-only transaction" in a.log()
+    assert "cluster.refused" not in a.log()
+    nodes.check(len(ids) + 1)
 
 
 @pytest.mark.long

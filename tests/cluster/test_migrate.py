@@ -139,9 +139,38 @@ def test_a_server_that_commits_without_the_disk_is_refused(server: Server, datab
             call(server.url(database))
 
 
+def test_a_server_that_commits_without_the_disk_by_now_is_refused_again(
+    server: Server, database: str
+) -> None:
+    migrate(server.url(database))
+    engine = PostgresEngine(server.url(database))
+    try:
+        assert engine.check()
+        engine.close()
+        server.execute(f"ALTER DATABASE {database} SET synchronous_commit = off")
+        with pytest.raises(EngineRefused, match="synchronous_commit is off"):
+            engine.nodes()
+        server.execute(f"ALTER DATABASE {database} SET synchronous_commit = on")
+        assert engine.nodes() == []
+    finally:
+        engine.close()
+
+
 def test_a_server_without_fsync_is_refused() -> None:
     with servers(fsync="off") as server, pytest.raises(EngineRefused, match="fsync is off"):
         migrate(server.url())
+
+
+@pytest.mark.parametrize("encoding", ["SQL_ASCII", "LATIN1"])
+def test_a_database_that_cannot_keep_every_text_is_refused(server: Server, encoding: str) -> None:
+    name = f"ancient_{encoding.lower()}"
+    server.execute(f"CREATE DATABASE {name} ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0")
+    said = (
+        f"has the encoding {encoding}.* CREATE DATABASE {name} ENCODING 'UTF8' TEMPLATE template0"
+    )
+    for call in (check, migrate):
+        with pytest.raises(EngineRefused, match=said):
+            call(server.url(name))
 
 
 def test_a_server_that_is_too_old_is_refused(

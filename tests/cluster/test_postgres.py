@@ -463,6 +463,16 @@ def test_any_text_is_taken_or_refused(cluster: Cluster, text: str) -> None:
         assert rig.ended(grant.id).failure == failure
 
 
+def test_text_is_kept_whatever_encoding_the_environment_names(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PGCLIENTENCODING", "LATIN1")
+    rig = cluster.rig()
+    a = rig.join()
+    rig.submit(rig.task(key="東京"))
+    assert rig.claim_one(a).spec.key == "東京"
+
+
 def test_a_queue_that_fills_up_during_a_submit_leaves_no_key_to_a_task_that_is_refused(
     server: Server,
 ) -> None:
