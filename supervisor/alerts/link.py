@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw, UnsetType
 
-from musterd.supervisor.api import rpc
+from musterd.supervisor.api import envelope, rpc
 
 READ_BYTES = 256 * 1024
 
@@ -105,11 +105,11 @@ class Asking:
         """Send a request; `then` gets the result. An error counts as no answer."""
         self._number += 1
         self._waiting[self._number] = then
-        self._line.send(rpc.encode_request(self._number, params))
+        self._line.send(envelope.encode_request(self._number, params))
 
     def _heard(self, line: bytes) -> None:
         try:
-            answer = rpc.decode_answer(line)
+            answer = envelope.decode_answer(line)
         except rpc.RpcError:
             self.close()
             return
@@ -140,7 +140,7 @@ class Following:
         self._on_begun = on_begun
         self._begun = False
         self._line = Line(path, selector, self._heard)
-        self._line.send(rpc.encode_request(1, params))
+        self._line.send(envelope.encode_request(1, params))
 
     @property
     def gone(self) -> bool:
@@ -151,7 +151,7 @@ class Following:
             if self._begun:
                 self._on_event(msgspec.json.decode(line, type=dict[str, Any]), False)
                 return
-            answer = rpc.decode_answer(line)
+            answer = envelope.decode_answer(line)
         except (rpc.RpcError, msgspec.DecodeError, UnicodeDecodeError):
             self.close()
             return

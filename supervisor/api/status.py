@@ -275,6 +275,7 @@ class TaskList(Struct, frozen=True, kw_only=True):
     tasks: list[TaskStatus]
     missing: list[str] = []  # unknown ids
     more: bool = False  # there are more tasks than the limit
+    cursor: str = ""  # where the next list goes on (`after`); "": there are no more
     cluster: bool = False  # this is a node of a cluster: it knows what runs here, and no more
 
 
@@ -299,6 +300,17 @@ class PurgeResult(Struct, frozen=True, kw_only=True):
 
     purged: int
     refused: list[RefusedTask] = []
+
+
+class BulkResult(Struct, frozen=True, kw_only=True):
+    """Answer to a step of tasks.retry, .cancel and .purge with `where`; musterctl adds them up."""
+
+    matched: int  # tasks that fit
+    done: int = 0
+    full: int = 0  # found no room in their queue: the same step is to be asked for again
+    refused: list[RefusedTask] = []
+    cursor: str = ""  # `after` of the next step; "": this was the last
+    cluster: bool = False  # this is a node of a cluster, whose tasks are not meant
 
 
 class CacheResult(Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from typing import Protocol
 import msgspec
 from msgspec import Struct, UnsetType
 
-from musterd.supervisor.api import rpc
+from musterd.supervisor.api import envelope, rpc
 from musterd.supervisor.api.rpc import LINE_BYTES_MAX, Params, RequestId, RpcError
 from musterd.supervisor.control.access import Access, Rank
 from musterd.supervisor.control.answers import Dialogue, Pending
@@ -197,7 +197,7 @@ class ControlServer:
             refusal = self._admit(sock)
             if refusal is not None:
                 self._warn(now_ns, f"control: refused a caller: {refusal.message}")
-                say_and_close(sock, rpc.encode_error(None, refusal))
+                say_and_close(sock, envelope.encode_error(None, refusal))
 
     def _admit(self, sock: socket.socket) -> RpcError | None:
         sock.setblocking(False)
@@ -306,7 +306,7 @@ class ControlServer:
 
     def _refuse(self, connection: Connection, why: str) -> None:
         """Answer with an error that belongs to no request, and close."""
-        self._send(connection, rpc.encode_error(None, RpcError(rpc.INVALID_REQUEST, why)))
+        self._send(connection, envelope.encode_error(None, RpcError(rpc.INVALID_REQUEST, why)))
         connection.closing = True
         connection.half_since_ns = None
         connection.input.clear()
@@ -328,7 +328,7 @@ class ControlServer:
 
     def _begin_batch(self, connection: Connection, line: bytes) -> None:
         try:
-            connection.batch = Batch(rpc.decode_batch(line))
+            connection.batch = Batch(envelope.decode_batch(line))
         except RpcError as error:
             self._answer(connection, None, error)
 
@@ -336,11 +336,11 @@ class ControlServer:
         request_id: RequestId | UnsetType = None
         method = ""
         try:
-            request = rpc.decode_request(line)
+            request = envelope.decode_request(line)
             request_id, method = request.id, request.method
             self._check_room(connection)
             self._access.check(connection.admitted, method)
-            params = rpc.decode_params(method, request.params)
+            params = envelope.decode_params(method, request.params)
             if batch is not None:
                 _check_member(method, params)
             if isinstance(params, rpc.DebugLine | rpc.DebugInterrupt):
@@ -418,12 +418,12 @@ class ControlServer:
         if line and not batch.fits(line):
             assert not isinstance(request_id, UnsetType)
             why = "the answers to this batch are too long together: ask for this one alone"
-            line = rpc.encode_error(request_id, RpcError(rpc.LIMIT_REACHED, why))
+            line = envelope.encode_error(request_id, RpcError(rpc.LIMIT_REACHED, why))
         batch.answer(line)
         if batch.unanswered == 0:
             connection.batch = None
             if batch.answers:
-                self._send(connection, rpc.join_answers(batch.answers))
+                self._send(connection, envelope.join_answers(batch.answers))
         elif batch.size > OUTPUT_PAUSE_BYTES:
             self._keep_bounded()
 
@@ -502,10 +502,10 @@ def _line(request_id: RequestId, outcome: object) -> bytes:
     """Return the answer to one request; an error where the outcome cannot be encoded."""
     try:
         if isinstance(outcome, RpcError):
-            return rpc.encode_error(request_id, outcome)
-        return rpc.encode_result(request_id, outcome)
+            return envelope.encode_error(request_id, outcome)
+        return envelope.encode_result(request_id, outcome)
     except RpcError as error:
-        return rpc.encode_error(request_id, error)
+        return envelope.encode_error(request_id, error)
     except (TypeError, ValueError, RecursionError):
         log.exception("control: an answer cannot be written as JSON: %s", type(outcome))
-        return rpc.encode_error(request_id, rpc.internal_error())
+        return envelope.encode_error(request_id, rpc.internal_error())

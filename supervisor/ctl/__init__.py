@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor.api import rpc
+from musterd.supervisor.api import envelope, rpc
 from musterd.supervisor.ctl.app import (
     CLUSTER_UNREACHABLE,
     CLUSTER_UNUSABLE,
@@ -71,7 +71,7 @@ def _execute(words: list[str], settings: Settings) -> int:
         why = f"{what}{' ' if what.endswith('?') else ': '}see {path} --help"
         warn(why)
         if settings.json or "--json" in words:
-            emit_json(msgspec.json.encode({"error": rpc.ErrorBody(USAGE, why)}))
+            emit_json(msgspec.json.encode({"error": envelope.ErrorBody(USAGE, why)}))
         return USAGE
     except (click.Abort, KeyboardInterrupt):
         return FAILED
@@ -88,22 +88,22 @@ def _execute(words: list[str], settings: Settings) -> int:
 
 def _failed(settings: Settings, error: MusterdError) -> int:
     """Print the error, with --json also on standard output, and return the exit code."""
-    code, body = FAILED, rpc.ErrorBody(FAILED, str(error))
+    code, body = FAILED, envelope.ErrorBody(FAILED, str(error))
     if isinstance(error, Unreachable):
         code = NO_SUCH_NAME if settings.command == "status" else UNREACHABLE
-        body = rpc.ErrorBody(code, str(error))
+        body = envelope.ErrorBody(code, str(error))
     elif isinstance(error, rpc.RpcError):
         code = _CODE_OF.get(error.code, FAILED)
-        body = rpc.ErrorBody(error.code, error.message, error.data)
+        body = envelope.ErrorBody(error.code, error.message, error.data)
     elif isinstance(error, ClusterAway):
         code = CLUSTER_UNREACHABLE
-        body = rpc.ErrorBody(code, str(error))
+        body = envelope.ErrorBody(code, str(error))
     elif isinstance(error, ClusterUnusable):
         code = CLUSTER_UNUSABLE
-        body = rpc.ErrorBody(code, str(error))
+        body = envelope.ErrorBody(code, str(error))
     elif isinstance(error, (TooLong, Instead)):
         code = USAGE
-        body = rpc.ErrorBody(code, str(error))
+        body = envelope.ErrorBody(code, str(error))
     warn(str(error))
     if settings.json:
         emit_json(msgspec.json.encode({"error": body}))

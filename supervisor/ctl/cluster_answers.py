@@ -12,6 +12,7 @@ from msgspec import Raw, structs
 
 from musterd import __version__
 from musterd.ipc.wire.messages import FINAL_STATES, TaskView
+from musterd.ipc.wire.selection import Selection
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import (
     BreakerList,
@@ -152,16 +153,42 @@ class ClusterConnection:
 
     # -- tasks --------------------------------------------------------------------------------
 
-    def _find(self, limit: int, **which: Any) -> TaskList:
-        found = self._engine.find(TaskFilter(limit=limit + 1, **which))
+    def _find(self, limit: int, where: Selection, state: str, pool: str) -> TaskList:
+        if where.since:
+            raise rpc.RpcError(rpc.INVALID_PARAMS, "with --cluster there is no --since")
+        found = self._engine.find(
+            TaskFilter(
+                pool=pool,
+                target=where.target,
+                state=state,
+                error=where.error,
+                key=where.key,
+                schedule=where.schedule,
+                limit=limit + 1,
+            )
+        )
         tasks = [_shown(view, with_value=False) for view in found[:limit]]
         return TaskList(tasks=tasks, more=len(found) > limit)
 
     def _list(self, asked: rpc.ListTasks) -> TaskList:
-        return self._find(asked.limit, state=asked.state, pool=asked.pool)
+        where = asked.where
+        return self._find(asked.limit, where, asked.state or where.state, asked.pool or where.pool)
 
     def _dead(self, asked: rpc.ListDead) -> TaskList:
-        return self._find(asked.limit, state=DEAD, pool=asked.pool)
+        where = asked.where
+        state = DEAD if where.state in ("", "failed") else where.state
+        return self._find(asked.limit, where, state, asked.pool or where.pool)
+
+    def _by_id(self, asked: rpc.RetryTasks | rpc.CancelTasks | rpc.PurgeTasks) -> None:
+        """Raise RpcError for a command in bulk, which the cluster does not have."""
+        if asked.where is not None:
+            command = self._settings.command
+            raise rpc.RpcError(
+                rpc.INVALID_PARAMS,
+                f"with --cluster, {command} takes ids only: list the tasks with musterctl "
+                f"--cluster {'tasks' if command == 'cancel' else 'dead'}, which has the same "
+                "options",
+            )
 
     def _get(self, asked: rpc.GetTask) -> TaskStatus:
         view = self._engine.view(asked.id)
@@ -177,6 +204,7 @@ class ClusterConnection:
         return status
 
     def _cancel(self, asked: rpc.CancelTasks) -> TaskList:
+        self._by_id(asked)
         ids = list(dict.fromkeys(asked.ids))
         self._engine.cancel(ids)
         while True:
@@ -196,6 +224,7 @@ class ClusterConnection:
         time.sleep(POLL_SECONDS)
 
     def _retry(self, asked: rpc.RetryTasks) -> RetryResult:
+        self._by_id(asked)
         ids = list(dict.fromkeys(asked.ids))
         refused = {
             each.id: RefusedTask(each.id, each.code, each.message)
@@ -207,6 +236,7 @@ class ClusterConnection:
         )
 
     def _purge(self, asked: rpc.PurgeTasks) -> PurgeResult:
+        self._by_id(asked)
         ids = tuple(dict.fromkeys(asked.ids))
         refused = []
         for id_ in ids:

@@ -13,14 +13,8 @@ import msgspec
 from msgspec import Raw, UnsetType
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor.api.rpc import (
-    ANSWER_BYTES_MAX,
-    LINE_BYTES_MAX,
-    Params,
-    RpcError,
-    decode_answer,
-    encode_request,
-)
+from musterd.supervisor.api.envelope import decode_answer, encode_request
+from musterd.supervisor.api.rpc import ANSWER_BYTES_MAX, LINE_BYTES_MAX, Params, RpcError
 
 CONNECT_SECONDS = 10.0  # a daemon that does not even accept counts as unreachable
 READ_BYTES = 256 * 1024

@@ -21,7 +21,8 @@ from msgspec import UnsetType
 from musterd.ipc.wire.debugger_messages import DEBUGGER_CHARS_MAX
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.debugging import DebugBegun, DebugResult, DebugText
-from musterd.supervisor.api.rpc import Answer, RpcError, decode_answer
+from musterd.supervisor.api.envelope import Answer, decode_answer
+from musterd.supervisor.api.rpc import RpcError
 from musterd.supervisor.ctl import show
 from musterd.supervisor.ctl.app import DONE, FAILED, Settings, any_names, command, connect
 from musterd.supervisor.ctl.connection import Connection, NoAnswer

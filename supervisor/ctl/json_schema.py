@@ -2,8 +2,9 @@
 
     make schema        writes docs/musterctl.schema.json; a test compares it
 
-Each command is a property of the schema, as it is typed: `breaker list`, `breaker`. Objects always
-have all their keys. Others may be added by a later version, so they are not forbidden here.
+Each command is a property of the schema, as it is typed: `breaker list`, `breaker`. In place of
+`retry --target` stands each `retry` that says by options which tasks. Objects always have all their
+keys. Others may be added by a later version, so they are not forbidden here.
 """
 
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from musterd.supervisor.api import rpc, status
+from musterd.supervisor.api import envelope, status
 from musterd.supervisor.api.alerts import AlertsStatus, AlertTested
 from musterd.supervisor.api.events import Dropped, Event, OutputPortion
 from musterd.supervisor.api.history import HistoryList
@@ -32,7 +33,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 class Refusal(Struct, frozen=True):
     """What every command prints instead of its answer when it fails."""
 
-    error: rpc.ErrorBody
+    error: envelope.ErrorBody
 
 
 ERROR = "error"  # the property that describes failures
@@ -60,6 +61,7 @@ ANSWERS: dict[str, type[Struct]] = {
     "cancel": status.TaskList,
     "retry": status.RetryResult,
     "purge": status.PurgeResult,
+    **{f"{each} --target": status.BulkResult for each in ("cancel", "retry", "purge")},
     "cache clear": status.CacheResult,
     "sessions list": status.SessionList,
     "sessions forget": status.SessionStatus,

@@ -2,6 +2,7 @@
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
@@ -11,14 +12,8 @@ import msgspec
 from msgspec import UNSET
 
 from musterd.ipc.errors import MusterdError
-from musterd.ipc.wire.messages import (
-    FINAL_STATES,
-    NOT_GIVEN,
-    PRIORITY_NAMES,
-    QUEUED,
-    RUNNING,
-    WAITING,
-)
+from musterd.ipc.wire.messages import FINAL_STATES, NOT_GIVEN, PRIORITY_NAMES
+from musterd.ipc.wire.selection import Selection
 from musterd.supervisor.api import rpc
 from musterd.supervisor.api.params import SECONDS_MAX
 from musterd.supervisor.api.status import (
@@ -51,8 +46,25 @@ from musterd.supervisor.ctl.arguments import (
     task_arguments,
     value_of,
 )
+from musterd.supervisor.ctl.bulk import (
+    CANCEL,
+    PURGE,
+    RETRY,
+    all_option,
+    in_bulk,
+    on_ids,
+    yes_option,
+)
 from musterd.supervisor.ctl.connection import Connection, NoAnswer
 from musterd.supervisor.ctl.output import emit, emit_json, warn
+from musterd.supervisor.ctl.selecting import (
+    ANY_STATES,
+    DEAD_STATES,
+    LIVE_STATES,
+    page_through,
+    selection,
+    selects,
+)
 from musterd.supervisor.ctl.table import paper
 from musterd.supervisor.text.printable import printable
 
@@ -63,12 +75,9 @@ _ERASE_LINE = "\r\033[K"
 _NO_SUCH_TASK = "NoSuchTask"
 
 _seconds = Seconds(min=0, min_open=True, max=SECONDS_MAX)
-_pool = click.option(
-    "--pool", default="", help="Only tasks of this pool.", shell_complete=completes("pools")
-)
 _limit = click.option(
     "--limit",
-    type=click.IntRange(1, rpc.LIST_MAX),
+    type=click.IntRange(1),
     default=100,
     show_default=True,
     help="Maximum number of tasks.",
@@ -251,19 +260,19 @@ def _write(text: str) -> None:
 
 @command(
     "tasks",
-    click.option(
-        "--state",
-        type=click.Choice((QUEUED, WAITING, RUNNING, *FINAL_STATES, "finished")),
-        help="Only tasks in this state.",
-    ),
-    _pool,
+    selects(ANY_STATES, ""),
     _limit,
     on_cluster,
 )
-def tasks(settings: Settings, state: Any, pool: str, limit: int) -> int:
+def tasks(settings: Settings, *, limit: int, **which: Any) -> int:
     """List tasks, newest first."""
-    params = rpc.ListTasks(state=state or "", pool=pool, limit=limit)
-    found = ask(settings, params, TaskList)
+    where = selection(which)
+    rest = msgspec.structs.replace(where, state="", pool="")
+
+    def page(most: int, after: str) -> rpc.ListTasks:
+        return rpc.ListTasks(where.state, where.pool, most, rest, after)
+
+    found = page_through(settings, page, limit)
     if not settings.json:
         emit(show.tasks(found, paper()))
         if found.cluster:
@@ -342,14 +351,26 @@ def cache(settings: Settings, action: str, key: str) -> int:
 
 @command(
     "cancel",
-    click.argument(
-        "ids", nargs=-1, required=True, metavar="ID...", shell_complete=completes("live ids")
-    ),
+    click.argument("ids", nargs=-1, metavar="[ID...]", shell_complete=completes("live ids")),
+    selects(LIVE_STATES, "[default: any of them]"),
+    all_option,
+    yes_option,
     no_block,
     on_cluster,
 )
-def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
-    """Cancel tasks and wait until they have ended."""
+def cancel(
+    settings: Settings, *, ids: tuple[str, ...], everything: bool, yes: bool, **which: Any
+) -> int:
+    """Cancel tasks by id and wait until they have ended, or all that fit."""
+    where = selection(which)
+    if not on_ids(ids, where, everything):
+        return in_bulk(
+            settings,
+            CANCEL,
+            where,
+            lambda after, dry: rpc.CancelTasks(where=where, after=after, dry_run=dry),
+            yes=yes,
+        )
     params = rpc.CancelTasks(ids=list(ids), no_block=settings.no_block)
     with connect(settings, waits=not settings.no_block) as connection:
         answer = connection.request(params)
@@ -363,8 +384,8 @@ def cancel(settings: Settings, ids: tuple[str, ...]) -> int:
         emit("\n".join(printable(f"{task.id}: {task.state}") for task in result.tasks))
     if result.missing:
         shared = settings.cluster or result.cluster
-        where = "musterctl --cluster tasks" if shared else "musterctl tasks"
-        warn(f"no such task: {', '.join(result.missing)}: see {where}")
+        look = "musterctl --cluster tasks" if shared else "musterctl tasks"
+        warn(f"no such task: {', '.join(result.missing)}: see {look}")
         return NO_SUCH_NAME
     too_late = [task.id for task in result.tasks if task.state in ("succeeded", "failed")]
     if too_late:
@@ -400,13 +421,17 @@ def _cancel_elsewhere(settings: Settings, here: TaskList) -> TaskList:
 
 @command(
     "dead",
-    _pool,
+    selects(DEAD_STATES, "[default: failed]"),
     _limit,
     on_cluster,
 )
-def dead(settings: Settings, pool: str, limit: int) -> int:
+def dead(settings: Settings, *, limit: int, **which: Any) -> int:
     """List failed tasks, newest first, with their errors."""
-    found = ask(settings, rpc.ListDead(pool=pool, limit=limit), TaskList)
+    where = selection(which)
+    rest = msgspec.structs.replace(where, pool="")
+    found = page_through(
+        settings, lambda most, after: rpc.ListDead(where.pool, most, rest, after), limit
+    )
     if not settings.json:
         emit(show.dead(found, paper()))
         if found.cluster:
@@ -416,13 +441,26 @@ def dead(settings: Settings, pool: str, limit: int) -> int:
 
 @command(
     "retry",
-    click.argument(
-        "ids", nargs=-1, required=True, metavar="ID...", shell_complete=completes("ids to retry")
-    ),
+    click.argument("ids", nargs=-1, metavar="[ID...]", shell_complete=completes("ids to retry")),
+    selects(DEAD_STATES, "[default: failed]"),
+    all_option,
+    yes_option,
+    no_block,
     on_cluster,
 )
-def retry(settings: Settings, ids: tuple[str, ...]) -> int:
-    """Run failed, expired or cancelled tasks again. They keep their ids."""
+def retry(
+    settings: Settings, *, ids: tuple[str, ...], everything: bool, yes: bool, **which: Any
+) -> int:
+    """Run failed, expired or cancelled tasks again, by id or all that fit. They keep their ids."""
+    where = selection(which)
+    if not on_ids(ids, where, everything):
+        return in_bulk(
+            settings,
+            RETRY,
+            where,
+            lambda after, dry: rpc.RetryTasks(where=where, after=after, dry_run=dry),
+            yes=yes,
+        )
     result = ask(settings, rpc.RetryTasks(ids=list(ids)), RetryResult)
     if not settings.json and result.retried:
         emit("\n".join(printable(f"{id_}: queued") for id_ in result.retried))
@@ -434,18 +472,32 @@ def retry(settings: Settings, ids: tuple[str, ...]) -> int:
 @command(
     "purge",
     click.argument("ids", nargs=-1, metavar="[ID...]", shell_complete=completes("dead ids")),
+    selects(DEAD_STATES, "[default: failed]"),
     click.option("--all", "everything", is_flag=True, help="All failed tasks."),
     click.option(
         "--older-than", metavar="D", help="Tasks that failed at least this long ago: 12h, 7d."
     ),
+    yes_option,
     on_cluster,
 )
 def purge(
-    settings: Settings, *, ids: tuple[str, ...], everything: bool, older_than: str | None
+    settings: Settings,
+    *,
+    ids: tuple[str, ...],
+    everything: bool,
+    older_than: str | None,
+    yes: bool,
+    **which: Any,
 ) -> int:
     """Delete failed tasks, with their errors, arguments and attempts."""
-    if bool(ids) + everything + (older_than is not None) != 1:
-        raise click.UsageError("give either ID..., --all or --older-than D")
+    where = selection(which)
+    if where != Selection() and not ids:
+        return _purge_in_bulk(settings, where, older_than, yes=yes)
+    if bool(ids) + everything + (older_than is not None) != 1 or where != Selection():
+        raise click.UsageError(
+            "give either ID..., --all or --older-than D, or which tasks: --pool, --target, ...",
+            click.get_current_context(),
+        )
     params = rpc.PurgeTasks(ids=list(ids), all=everything)
     if older_than is not None:
         seconds = _older_than(older_than)
@@ -454,6 +506,21 @@ def purge(
     if not settings.json:
         emit(f"{result.purged} failed tasks deleted")
     return _refused(settings, result.refused)
+
+
+def _purge_in_bulk(
+    settings: Settings, where: Selection, older_than: str | None, *, yes: bool
+) -> int:
+    if older_than is not None:
+        before = time.time() - _older_than(older_than)
+        where = msgspec.structs.replace(where, before=before)
+    return in_bulk(
+        settings,
+        PURGE,
+        where,
+        lambda after, dry: rpc.PurgeTasks(where=where, after=after, dry_run=dry),
+        yes=yes,
+    )
 
 
 def _older_than(duration: str) -> float:

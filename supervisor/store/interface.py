@@ -24,14 +24,15 @@ from musterd.ipc.wire.messages import (
     Outcome,
     TaskSpec,
 )
+from musterd.ipc.wire.selection import Selection
 from musterd.supervisor.core.model.actions import Fact, Persist
 from musterd.supervisor.core.model.counters import Histogram
 from musterd.supervisor.core.model.events import Recovered
 from musterd.supervisor.core.model.on_disk import OnDisk
 
-# Tasks in one list: a page for people, not an export, plus one task which tells that there are
-# more.
-LIST_TASKS_MAX = 1001
+LIST_TASKS_MAX = 1000  # in one answer, which becomes a page for people
+# Tasks that one query looks at: some 15 ms of a thread which shares the interpreter with the loop.
+LIST_LOOKS_MAX = 2000
 # Arguments in one Page, and the arguments that a restart holds at a time.
 PAGE_BYTES_MAX = 4 * 1024 * 1024
 RECOVERED_AT_ONCE = 1000  # tasks in memory besides those of the queue, however many are stored
@@ -118,20 +119,34 @@ class ReadQueued(Query[Page], frozen=True, gc=False):
     ids: list[str]
 
 
-class ListFinished(Query[list[StoredTask]], frozen=True, gc=False):
-    """List finished tasks, newest first, without arguments and values."""
+class Listed(Struct, frozen=True, gc=False):
+    """The answer to ListFinished and ListLive: some of the tasks that fit."""
 
-    state: str | None
-    pool: str | None
+    tasks: list[StoredTask]
+    below: int  # where the next query goes on; 0: there are no others
+    top: int  # `below` of a query that begins where this one began, whatever has come since
+
+
+class ListFinished(Query[Listed], frozen=True, gc=False):
+    """List finished tasks that fit, newest first, without arguments and values.
+
+    An answer may have fewer tasks than `limit`, or none, though others follow: a query looks at
+    LIST_LOOKS_MAX tasks at most.
+    """
+
+    where: Selection
     limit: int
     dead: bool = False  # of the failed ones, only those that wait for a person: dead letters
+    below: int = 0  # as the answer before said; 0: begin with the newest
 
 
-class ListLive(Query[list[StoredTask]], frozen=True, gc=False):
-    """List unfinished tasks, newest first, without arguments."""
+class ListLive(Query[Listed], frozen=True, gc=False):
+    """List unfinished tasks that fit, newest first, without arguments; as ListFinished. `below` is
+    a seq."""
 
-    pool: str | None
+    where: Selection
     limit: int
+    below: int = 0
 
 
 class StrandedTasks(Struct, frozen=True, gc=False):
@@ -180,6 +195,7 @@ class Purge(Query[Purged], frozen=True, gc=False):
 
     ids: list[str] | None
     before_wall_ns: int
+    unwell: bool = False  # also those that expired or were cancelled; only with ids
 
 
 # -- the store ------------------------------------------------------------------------------------
@@ -260,6 +276,15 @@ def log_fields(event: str, reason: object = "", **others: object) -> dict[str, o
     told = {"REASON": str(reason)} if reason else {}
     named = {name.upper(): value for name, value in others.items()}
     return {"fields": {"EVENT": event, **named, **told}}
+
+
+def ended_fits(where: Selection, spec: TaskSpec, outcome: Outcome, finished_wall_ns: int) -> bool:
+    """Return whether a finished task fits."""
+    return (
+        where.fits(spec, finished_wall_ns)
+        and where.fits_state(outcome.state)
+        and where.fits_error(outcome.failure)
+    )
 
 
 def pool_of(spec: TaskSpec) -> str:

@@ -4,12 +4,11 @@ import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
-from itertools import islice
 from typing import Any
 
 import msgspec
 
-from musterd.ipc.wire.messages import FAILED, FailedAttempt
+from musterd.ipc.wire.messages import FAILED, SUCCEEDED, FailedAttempt
 from musterd.supervisor.core.model.actions import (
     AttemptRecord,
     Fact,
@@ -24,6 +23,7 @@ from musterd.supervisor.core.model.events import Recovered
 from musterd.supervisor.core.model.on_disk import OnDisk
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
+    LIST_LOOKS_MAX,
     LIST_TASKS_MAX,
     REFUSED,
     FindFact,
@@ -32,6 +32,7 @@ from musterd.supervisor.store.interface import (
     FindStranded,
     FindTasks,
     Found,
+    Listed,
     ListFinished,
     ListLive,
     Page,
@@ -44,11 +45,11 @@ from musterd.supervisor.store.interface import (
     StrandedTasks,
     WallTime,
     Withdraw,
+    ended_fits,
     fact_end_ns,
     kept_failure,
     listed_state,
     live_state,
-    pool_of,
     time_left_ns,
     without_payload,
 )
@@ -67,9 +68,11 @@ class MemoryStore:
         self._wall_ns = wall_ns
         self.commits = 0
         self.ended = 0  # each write keeps the limits: no trim is needed for them
+        self._last_number = 0  # of a finished task
         self._live: dict[str, tuple[NewRecord, int]] = {}  # by id, with the wall time of the write
         self._changed: dict[int, tuple[LiveRecord, int]] = {}  # by seq
-        self._finished: OrderedDict[str, tuple[FinalRecord, int]] = OrderedDict()  # oldest first
+        # With the wall time and the number of their end, the oldest first.
+        self._finished: OrderedDict[str, tuple[FinalRecord, int, int]] = OrderedDict()
         self._finished_bytes = 0
         self._attempts: dict[int, deque[FailedAttempt]] = {}  # by seq
         self._facts: dict[tuple[str, str], tuple[bytes, int]] = {}  # with their end, 0 for never
@@ -161,22 +164,34 @@ class MemoryStore:
                 tasks.add(new.seq, new.spec, new.submitted_wall_ns)
         return Page(tasks, [])
 
-    def _list_finished(self, query: ListFinished) -> list[StoredTask]:
-        state, pool = query.state, query.pool
-        matching = (
-            without_payload(self._stored(final, wall_ns))
-            for final, wall_ns in reversed(self._finished.values())
-            if state in (None, final.outcome.state)
-            and pool in (None, pool_of(final.spec))
-            and not (query.dead and listed_state(final.outcome) == REFUSED)
-        )
-        return list(islice(matching, min(query.limit, LIST_TASKS_MAX)))
+    def _list_finished(self, query: ListFinished) -> Listed:
+        below = query.below or self._last_number + 1
+        ended = (each for each in reversed(self._finished.values()) if each[2] < below)
 
-    def _list_live(self, query: ListLive) -> list[StoredTask]:
-        pool = query.pool
-        ids = (id_ for id_, (new, _) in reversed(self._live.items()) if pool in (None, new.pool))
-        found = [self._find(id_) for id_ in islice(ids, min(query.limit, LIST_TASKS_MAX))]
-        return [without_payload(task) for task in found if task is not None]
+        def fits(final: FinalRecord, wall_ns: int) -> bool:
+            outcome = final.outcome
+            dead = not query.dead or listed_state(outcome) != REFUSED
+            return dead and ended_fits(query.where, final.spec, outcome, wall_ns)
+
+        page: list[StoredTask] = []
+        for looks, (final, wall_ns, number) in enumerate(ended, 1):
+            if fits(final, wall_ns):
+                page.append(without_payload(self._stored(final, wall_ns)))
+            if len(page) >= min(query.limit, LIST_TASKS_MAX) or looks >= LIST_LOOKS_MAX:
+                return Listed(page, number if number > 1 else 0, below)
+        return Listed(page, 0, below)
+
+    def _list_live(self, query: ListLive) -> Listed:
+        where, below = query.where, query.below or self._last_seq + 1
+        live = (new for new, _ in reversed(self._live.values()) if new.seq < below)
+        page: list[StoredTask] = []
+        for looks, new in enumerate(live, 1):
+            task = self._find(new.spec.id) if where.fits(new.spec, new.submitted_wall_ns) else None
+            if task is not None and where.fits_state(task.state):
+                page.append(without_payload(task))
+            if len(page) >= min(query.limit, LIST_TASKS_MAX) or looks >= LIST_LOOKS_MAX:
+                return Listed(page, new.seq if new.seq > 1 else 0, below)
+        return Listed(page, 0, below)
 
     def _find_stranded(self, query: FindStranded) -> StrandedTasks:
         now_ns, wall_ns = time.monotonic_ns(), self._wall_ns()
@@ -225,7 +240,8 @@ class MemoryStore:
             id_
             for id_ in (list(self._finished) if ids is None else dict.fromkeys(ids))
             if (known := self._finished.get(id_)) is not None
-            and known[0].outcome.state == FAILED
+            and known[0].outcome.state != SUCCEEDED
+            and (query.unwell or known[0].outcome.state == FAILED)
             and known[1] < query.before_wall_ns
         ]
         for id_ in purged:
@@ -247,7 +263,7 @@ class MemoryStore:
         if keep_ns is None:
             return
         while self._finished:
-            id_, (_, finished_ns) = next(iter(self._finished.items()))
+            id_, (_, finished_ns, _) = next(iter(self._finished.items()))
             if finished_ns >= wall_ns - keep_ns:
                 break
             self._forget(id_)
@@ -280,11 +296,12 @@ class MemoryStore:
         # A task that ran again replaces its former result, as the newest.
         if final.spec.id in self._finished:
             self._forget(final.spec.id)
-        self._finished[final.spec.id] = (final, wall_ns)
+        self._last_number += 1
+        self._finished[final.spec.id] = (final, wall_ns, self._last_number)
         self._finished_bytes += self._bytes_of(final)
 
     def _forget(self, id_: str) -> None:
-        final, _ = self._finished.pop(id_)
+        final, *_ = self._finished.pop(id_)
         self._finished_bytes -= self._bytes_of(final)
         self._attempts.pop(final.seq, None)
 
@@ -317,7 +334,7 @@ class MemoryStore:
                 *(change.crashes, change.attempt, new.submitted_wall_ns),
             )
         if finished := self._finished.get(task_id):
-            return self._stored(*finished)
+            return self._stored(*finished[:2])
         return None
 
     @staticmethod

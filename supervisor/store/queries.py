@@ -3,20 +3,23 @@
 import queue
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from itertools import islice
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from musterd.ipc.wire.codec import encode
 from musterd.ipc.wire.messages import FAILED, SUCCEEDED, FailedAttempt
+from musterd.ipc.wire.selection import ENDED, Selection
 from musterd.supervisor.core.model.on_disk import OnDisk
 from musterd.supervisor.store.file import connect_reader
 from musterd.supervisor.store.interface import (
     ATTEMPTS_KEPT,
+    LIST_LOOKS_MAX,
     LIST_TASKS_MAX,
     PAGE_BYTES_MAX,
     RECOVERED_AT_ONCE,
@@ -26,6 +29,7 @@ from musterd.supervisor.store.interface import (
     FindSome,
     FindStranded,
     FindTasks,
+    Listed,
     ListFinished,
     ListLive,
     Page,
@@ -34,10 +38,16 @@ from musterd.supervisor.store.interface import (
     ReadQueued,
     StoredTask,
     StrandedTasks,
+    ended_fits,
     pool_of,
     without_payload,
 )
-from musterd.supervisor.store.result_batches import last_number, newest_results, result_rows_of
+from musterd.supervisor.store.result_batches import (
+    first_number,
+    last_number,
+    newest_results,
+    result_rows_of,
+)
 from musterd.supervisor.store.rows import (
     FINISHED_COLUMNS,
     LIVE_COLUMNS,
@@ -52,10 +62,16 @@ from musterd.supervisor.store.rows import (
     short_tasks,
     values,
 )
-from musterd.supervisor.store.task_batches import queued_rows, queued_rows_of, queued_tasks_of
+from musterd.supervisor.store.task_batches import (
+    BATCH_TASKS,
+    queued_rows,
+    queued_rows_of,
+    queued_tasks_of,
+)
 
-# How far a list looks back. Without a limit, a filter that nothing matches reads everything.
+# Numbers, or seqs, that one query of a list passes: SQLite alone looks at most of these rows.
 LIST_ROWS_SEARCHED_MAX = 200_000
+_UNWELL = f"state = ? AND state <> '{SUCCEEDED}'"
 
 
 class Reader:
@@ -225,68 +241,126 @@ def _with_attempts(connection: sqlite3.Connection, task: StoredTask) -> StoredTa
     return msgspec.structs.replace(task, attempts=attempts) if attempts else task
 
 
-def _list(connection: sqlite3.Connection, listing: ListFinished) -> list[StoredTask]:
-    """List the newest finished tasks."""
-    states = [listing.state]
-    if listing.state == FAILED and not listing.dead:
+def _list(connection: sqlite3.Connection, query: ListFinished) -> Listed:
+    """List the newest finished tasks below a number."""
+    where = query.where
+    below = query.below or last_number(connection) + 1
+    states: list[str] = [where.state if where.state != ENDED else ""]
+    if where.state == FAILED and not query.dead:
         states.append(REFUSED)
-    limit = min(listing.limit, LIST_TASKS_MAX)
-    parts = [_newest(connection, state, listing.pool, limit) for state in states]
-    if listing.state in (None, SUCCEEDED):
-        after = last_number(connection) - LIST_ROWS_SEARCHED_MAX
-        found = ((number, finished_task(row)) for number, row in newest_results(connection, after))
-        parts.append(each for each in found if _is_of(each[1], listing.pool))
-    tasks = (task for _, task in merge(*parts, key=itemgetter(0), reverse=True) if task is not None)
-    return [without_payload(task) for task in islice(tasks, limit)]
+    after = max(_search_end(connection, state, below) for state in states)
+    rest = after + 1 if after and first_number(connection) <= after else 0
+    parts = [_newest(connection, state, where, after, below) for state in states]
+    if states[0] in ("", SUCCEEDED) and not where.error:  # nothing in batches has failed
+        found = newest_results(connection, after, below)
+        parts.append((number, finished_task(row)) for number, row in found)
+    tasks = merge(*parts, key=itemgetter(0), reverse=True)
+    return _page(tasks, query.limit, rest, below, lambda task: _fits(where, task))
+
+
+def _search_end(connection: sqlite3.Connection, state: str, below: int) -> int:
+    """Return the number below which a query does not look. Of failures it is the index that counts:
+    tasks that succeeded are not passed."""
+    if state in ("", SUCCEEDED):
+        return max(0, below - 1 - LIST_ROWS_SEARCHED_MAX)
+    row = connection.execute(
+        f"SELECT number FROM finished WHERE {_UNWELL} AND number < ?"
+        " ORDER BY number DESC LIMIT 1 OFFSET ?",
+        (state, below, LIST_ROWS_SEARCHED_MAX),
+    ).fetchone()
+    return int(row[0]) if row is not None else 0
 
 
 def _newest(
-    connection: sqlite3.Connection, state: str | None, pool: str | None, limit: int
+    connection: sqlite3.Connection, state: str, where: Selection, after: int, below: int
 ) -> Iterator[tuple[int, StoredTask | None]]:
-    """Yield the newest finished tasks in rows of their own, each with its number. An index skips
-    tasks of other states."""
-    where = ""
-    parameters: list[Any] = []
-    if state is not None:
+    """Yield finished tasks in rows of their own, newest first, each with its number. They fit as
+    far as SQLite can tell."""
+    conditions, parameters = _conditions(where, "finished_at")
+    conditions += ["number > ?", "number < ?"]
+    parameters += [after, below]
+    if state:
         # SQLite uses the index of tasks that did not succeed only with its own condition.
-        unwell = f" AND state <> '{SUCCEEDED}'" if state != SUCCEEDED else ""
-        where = f"WHERE state = ?{unwell}"
-        parameters = [state]
-    newest = f"SELECT number, pool FROM finished {where} ORDER BY number DESC LIMIT ?"
-    of_pool = "WHERE pool = ?" if pool is not None else ""
-    parameters.append(LIST_ROWS_SEARCHED_MAX)
-    if pool is not None:
-        parameters.append(pool)
-    parameters.append(limit)
+        conditions.append("state = ?" if state == SUCCEEDED else _UNWELL)
+        parameters.append(state)
     query = (
-        f"SELECT number, {FINISHED_COLUMNS} FROM finished"
-        f" WHERE number IN (SELECT number FROM ({newest}) {of_pool} LIMIT ?)"
-        " ORDER BY number DESC"
+        f"SELECT number, {FINISHED_COLUMNS} FROM finished WHERE {' AND '.join(conditions)}"
+        " ORDER BY number DESC LIMIT ?"
     )
-    return ((row[0], finished_task(row[1:])) for row in connection.execute(query, parameters))
+    rows = connection.execute(query, (*parameters, LIST_LOOKS_MAX + 1))
+    return ((row[0], finished_task(row[1:])) for row in rows)
 
 
-def _is_of(task: StoredTask | None, pool: str | None) -> bool:
-    return task is not None and (pool is None or pool_of(task.spec) == pool)
+def _conditions(where: Selection, moment: str) -> tuple[list[str], list[Any]]:
+    """Return what SQLite can tell about rows that do not fit, without the interpreter lock.
+
+    Site and key are looked for as they are encoded, anywhere in the spec: fits() is exact.
+    """
+    wanted: list[tuple[str, Any]] = []
+    if where.pool:
+        wanted.append(("pool = ?", where.pool))
+    wanted += [("instr(spec, ?)", encode(text)) for text in (where.target, where.key) if text]
+    if where.id_prefix:
+        wanted.append(("substr(id, 1, ?) = ?", (len(where.id_prefix), where.id_prefix)))
+    if where.since:
+        wanted.append((f"{moment} >= ?", where.since_ns))
+    if where.before:
+        wanted.append((f"{moment} < ?", where.before_ns))
+    parameters: list[Any] = []
+    for _, value in wanted:
+        parameters += value if isinstance(value, tuple) else [value]
+    return [condition for condition, _ in wanted], parameters
 
 
-def _list_live(connection: sqlite3.Connection, listing: ListLive, wall_ns: int) -> list[StoredTask]:
-    newest = f"SELECT {LIVE_COLUMNS}, pool FROM live ORDER BY seq DESC LIMIT ?"
-    of_pool = "WHERE pool = ?" if listing.pool is not None else ""
-    query = f"SELECT {LIVE_COLUMNS} FROM ({newest}) {of_pool} LIMIT ?"
-    pool = [listing.pool] if listing.pool is not None else []
-    limit = min(listing.limit, LIST_TASKS_MAX)
-    parameters = [LIST_ROWS_SEARCHED_MAX, *pool, limit]
-    in_rows = (live_task(row, wall_ns) for row in connection.execute(query, parameters))
-    rows = islice(queued_rows(connection, newest=True), LIST_ROWS_SEARCHED_MAX)
-    on_batches = (live_task(row, wall_ns) for row in rows)
-    tasks = merge(
-        (task for task in in_rows if task is not None),
-        (task for task in on_batches if task is not None and _is_of(task, listing.pool)),
-        key=attrgetter("seq"),
-        reverse=True,
+def _page(
+    tasks: Iterable[tuple[int, StoredTask | None]],
+    limit: int,
+    rest: int,
+    top: int,
+    fits: Callable[[StoredTask], bool],
+) -> Listed:
+    """Take what fits. `rest` is where to go on behind all of the tasks."""
+    page: list[StoredTask] = []
+    for looks, (number, task) in enumerate(tasks, 1):
+        if task is not None and fits(task):
+            page.append(without_payload(task))
+        if len(page) >= min(limit, LIST_TASKS_MAX) or looks >= LIST_LOOKS_MAX:
+            return Listed(page, number if number > 1 else 0, top)
+    return Listed(page, rest, top)
+
+
+def _fits(where: Selection, task: StoredTask) -> bool:
+    outcome = task.outcome
+    return outcome is not None and ended_fits(where, task.spec, outcome, task.finished_wall_ns)
+
+
+def _list_live(connection: sqlite3.Connection, query: ListLive, wall_ns: int) -> Listed:
+    """List the newest unfinished tasks below a seq."""
+    where = query.where
+    ((first, last),) = connection.execute(
+        "SELECT min(seq), max(seq) FROM (SELECT min(seq) AS seq FROM live UNION ALL"
+        " SELECT max(seq) FROM live UNION ALL SELECT min(first) FROM sheets UNION ALL"
+        f" SELECT max(first) + {BATCH_TASKS} FROM sheets)"
     )
-    return [without_payload(task) for task in islice(tasks, limit)]
+    if last is None:
+        return Listed([], 0, 1)
+    below = min(query.below, last + 1) if query.below else last + 1
+    after = max(0, below - 1 - LIST_ROWS_SEARCHED_MAX)
+    conditions, parameters = _conditions(where, "submitted_at")
+    rows = connection.execute(
+        f"SELECT {LIVE_COLUMNS} FROM live"
+        f" WHERE {' AND '.join([*conditions, 'seq > ?', 'seq < ?'])} ORDER BY seq DESC LIMIT ?",
+        (*parameters, after, below, LIST_LOOKS_MAX + 1),
+    )
+    on_batches = queued_rows(connection, after=after, below=below, newest=True)
+    merged = merge(rows, on_batches, key=itemgetter(0), reverse=True)
+    tasks = ((row[0], live_task(row, wall_ns)) for row in merged)
+
+    def fits(task: StoredTask) -> bool:
+        return where.fits_state(task.state) and where.fits(task.spec, task.submitted_wall_ns)
+
+    rest = after + 1 if first <= after else 0
+    return _page(tasks, query.limit, rest, below, fits)
 
 
 def unfinished_rows(connection: sqlite3.Connection) -> Iterator[tuple[Any, ...]]:

@@ -19,6 +19,7 @@ from musterd.supervisor.core.model.actions import FinalRecord
 from musterd.supervisor.store.rows import SHORT_BYTES_MAX, inserting, opened
 from musterd.supervisor.store.task_batches import BATCH_BYTES_MAX, BATCH_MIN, BATCH_TASKS, is_short
 
+NUMBER_MAX = 2**63 - 1  # of a finished task
 insert_results = inserting("INSERT INTO results (number, size, finished_at, tasks)")
 
 
@@ -81,6 +82,16 @@ def last_number(connection: sqlite3.Connection) -> int:
     return int(number)
 
 
+def first_number(connection: sqlite3.Connection) -> int:
+    """Return the number of the first finished task that is there, 0 for none."""
+    query = (
+        "SELECT min(coalesce((SELECT min(number) FROM finished), ?1),"
+        " coalesce((SELECT min(number) FROM results), ?1))"
+    )
+    ((number,),) = connection.execute(query, (NUMBER_MAX,))
+    return int(number) if number < NUMBER_MAX else 0
+
+
 def results_blob(part: list[FinalRecord]) -> bytes:
     return encode((
         [final.spec.id for final in part],
@@ -125,12 +136,15 @@ def result_rows_of(
 
 
 def newest_results(
-    connection: sqlite3.Connection, after: int, *, gone: bool = False
+    connection: sqlite3.Connection, after: int, below: int = NUMBER_MAX, *, gone: bool = False
 ) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Yield tasks with a number above `after`, newest first, like result_rows_of(); `gone` includes
-    those that were taken out."""
-    query = "SELECT number, finished_at, tasks FROM results WHERE number > ? ORDER BY number DESC"
-    for number, finished_at, blob in connection.execute(query, (after - BATCH_TASKS,)):
+    """Yield tasks with a number between the two, newest first, like result_rows_of(); `gone`
+    includes those that were taken out."""
+    query = (
+        "SELECT number, finished_at, tasks FROM results WHERE number > ? AND number < ?"
+        " ORDER BY number DESC"
+    )
+    for number, finished_at, blob in connection.execute(query, (after - BATCH_TASKS, below)):
         results = opened(number, _decode_succeeded, blob)
         if results is None:
             continue
@@ -138,7 +152,7 @@ def newest_results(
         named = f"SELECT id FROM result_ids WHERE number = ? AND id IN ({_marks(len(ids))})"
         there = {id_ for (id_,) in connection.execute(named, (number, *ids))}
         for place in reversed(range(len(ids))):
-            if (gone or ids[place] in there) and number + place > after:
+            if (gone or ids[place] in there) and after < number + place < below:
                 yield number + place, _result_row(results, place, finished_at)
 
 

@@ -84,11 +84,11 @@ DATE_RESULTS_AGAIN = _DATE_AGAIN % ("results", "results")
 _PURGE = f"""
 DELETE FROM finished WHERE number IN (
     SELECT number FROM finished
-    WHERE state IN ('{FAILED}', '{REFUSED}') AND state <> '{SUCCEEDED}' AND finished_at < ? %s
-    LIMIT ?)
+    WHERE {{states}}state <> '{SUCCEEDED}' AND finished_at < ? {{ids}} LIMIT ?)
 RETURNING seq, id
 """
-PURGE_ALL = _PURGE % ""
+_FAILED = f"state IN ('{FAILED}', '{REFUSED}') AND "
+PURGE_ALL = _PURGE.format(states=_FAILED, ids="")
 TRIM_FACTS = """
 DELETE FROM facts WHERE rowid IN (
     SELECT rowid FROM facts WHERE expires_at > 0 AND expires_at <= ? LIMIT ?)
@@ -151,8 +151,10 @@ def update_live(rows: int) -> str:
 
 
 @cache
-def purge_named(rows: int) -> str:
-    return _PURGE.replace("%s", f"AND id IN {values(rows, 1)}")
+def purge_named(rows: int, *, unwell: bool) -> str:
+    """Purge failed tasks, or all that did not succeed."""
+    named = f"AND id IN {values(rows, 1)}"
+    return _PURGE.format(states="" if unwell else _FAILED, ids=named)
 
 
 @cache

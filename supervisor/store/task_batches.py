@@ -37,6 +37,7 @@ from musterd.supervisor.store.rows import (
 )
 
 BATCH_TASKS = 128  # the span of seqs of one batch, and the bits of its mask
+SEQ_MAX = 2**63 - 1
 BATCH_MIN = 8  # fewer tasks get rows
 BATCH_BYTES_MAX = 256 * 1024
 MASK_BYTES = BATCH_TASKS // 8
@@ -319,15 +320,20 @@ def _mask(blob: bytes) -> int:
 
 
 def queued_rows(
-    connection: sqlite3.Connection, *, after: int = 0, newest: bool = False
+    connection: sqlite3.Connection,
+    *,
+    after: int = 0,
+    below: int = SEQ_MAX,
+    newest: bool = False,
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield the tasks of all batches as rows with LIVE_COLUMNS, by seq."""
+    """Yield the tasks of all batches between two seqs as rows with LIVE_COLUMNS, by seq."""
     order = "DESC" if newest else "ASC"
-    query = _BATCHES % f"WHERE sheets.first > ? ORDER BY sheets.first {order}"
-    for first, mask, blob in connection.execute(query, (after - BATCH_TASKS,)):
+    limits = "WHERE sheets.first > ? AND sheets.first < ?"
+    query = _BATCHES % f"{limits} ORDER BY sheets.first {order}"
+    for first, mask, blob in connection.execute(query, (after - BATCH_TASKS, below)):
         queued = opened(first, _decode_queued, blob)
         if queued is not None:
-            rows = [row for row in _rows(first, _mask(mask), queued) if row[0] > after]
+            rows = [row for row in _rows(first, _mask(mask), queued) if after < row[0] < below]
             yield from reversed(rows) if newest else rows
 
 

@@ -354,7 +354,8 @@ class Writer:
         else:
             for size, named in filled_up([(id_,) for id_ in ids]):
                 parameters = (before_ns, *named, -1)
-                gone += self._connection.execute(purge_named(size), parameters).fetchall()
+                statement = purge_named(size, unwell=purging.query.unwell)
+                gone += self._connection.execute(statement, parameters).fetchall()
         if gone:
             self._execute(delete_attempts, [(seq,) for seq, _ in gone])
         self._connection.commit()

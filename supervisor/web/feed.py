@@ -14,13 +14,8 @@ from collections.abc import Callable
 from msgspec import Raw, Struct, UnsetType
 
 from musterd.ipc.errors import MusterdError
-from musterd.supervisor.api.rpc import (
-    ANSWER_BYTES_MAX,
-    Params,
-    RpcError,
-    decode_answer,
-    encode_request,
-)
+from musterd.supervisor.api.envelope import decode_answer, encode_request
+from musterd.supervisor.api.rpc import ANSWER_BYTES_MAX, Params, RpcError
 
 ANSWER_SECONDS = 2.0  # a supervisor that needs longer is unhealthy
 FRESH_SECONDS = 0.5

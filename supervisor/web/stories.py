@@ -13,7 +13,8 @@ import msgspec
 
 from musterd.ipc.errors import MusterdError
 from musterd.supervisor.api import rpc
-from musterd.supervisor.api.rpc import LINE_BYTES_MAX, decode_answer, encode_request
+from musterd.supervisor.api.envelope import decode_answer, encode_request
+from musterd.supervisor.api.rpc import LINE_BYTES_MAX
 from musterd.supervisor.api.status import RecentEvents
 
 NEWEST_SHOWN = 50

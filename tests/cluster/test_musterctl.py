@@ -265,6 +265,14 @@ def test_tasks_of_all_nodes_are_shown_and_steered(desk: Desk, client: Client) ->
     assert desk.json("tasks", "--state", "finished", "--limit", "2")["tasks"][0]["id"] == bad.id
     assert bad.id in desk.text("tasks", "--pool", "jobs")
     assert "no tasks" in desk.text("tasks", "--pool", "nobody")
+    assert good.id in desk.text("tasks", "--target", "site.example")
+    assert bad.id in desk.text("dead", "--error", "no price")
+    assert "no failed tasks" in desk.text("dead", "--target", "site.example")
+    code, _, err = desk.run("dead", "--since", "1h")
+    assert (code, "with --cluster there is no --since" in err) == (2, True)
+    for command in ("retry", "cancel", "purge"):
+        code, _, err = desk.run(command, "--pool", "jobs", "--yes")
+        assert (code, f"with --cluster, {command} takes ids only" in err) == (2, True)
     assert bad.id in desk.text("dead")
     assert desk.text("retry", bad.id) == f"{bad.id}: queued\n"
     wait_for("it fails again", lambda: desk.json("task", bad.id)["state"] == "failed")

@@ -212,6 +212,21 @@ def test_every_invariant_holds_where_tasks_are_debugged(seeds: range, number: in
     assert debugged >= count, "hardly anything is debugged"
 
 
+@pytest.mark.timeout(600)
+def test_every_invariant_holds_where_people_retry_in_bulk(seeds: range) -> None:
+    """Commands come to their end, and some find a queue full and wait."""
+    ended = waits = 0
+    names = [each.name for each in LATER_PROFILES]
+    count = max(3, len(seeds) // (2 * len(PROFILES)))
+    for turn in range(count):
+        for name in ("by-hand", "all-at-once"):
+            world = run_world(LATER_SEED + turn * len(names) + names.index(name))
+            ended += world.bulk_retry.ended
+            waits += world.bulk_retry.waits
+    assert ended >= count // 2, "hardly any command comes to its end"
+    assert waits or count < FALLBACK_SEEDS, "no queue is ever full"
+
+
 def test_a_seed_tells_the_same_story_in_every_process() -> None:
     """Not even the order of a set (PYTHONHASHSEED) may change the meaning of a seed."""
     seed = len(PROFILES) - 1  # everything at once

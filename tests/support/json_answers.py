@@ -12,6 +12,7 @@ from musterd.supervisor.ctl import json_schema
 FILE = Path(__file__).parents[2] / "docs" / "musterctl.schema.json"
 LINES = frozenset(json_schema.LINES)
 _USUAL_ACTION = {"breaker": "list", "schedule": "list", "sessions": "list", "alerts": "list"}
+_IN_BULK = {"--pool", "--target", "--state", "--error", "--key", "--schedule", "--since", "--all"}
 _USUAL_ACTION["clock"] = "show"
 
 
@@ -68,6 +69,9 @@ def command_of(words: tuple[str, ...]) -> str:
         return "tail --follow"
     if first == "status" and {"-w", "--watch"} & set(words):
         return "status --watch"
+    options = {word.partition("=")[0] for word in words} & _IN_BULK
+    if f"{first} --target" in commands and options - ({"--all"} if first == "purge" else set()):
+        return f"{first} --target"
     if first in commands:
         return first
     action = rest[0] if f"{first} {rest[0]}" in commands else _USUAL_ACTION[first]

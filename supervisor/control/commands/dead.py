@@ -3,14 +3,14 @@
 from musterd.ipc.wire.messages import FAILED as TASK_FAILED
 from musterd.ipc.wire.messages import Rejection
 from musterd.supervisor.api import rpc
-from musterd.supervisor.api.rpc import INVALID_PARAMS, RpcError
 from musterd.supervisor.api.status import (
     PurgeResult,
     RefusedTask,
     RetryResult,
 )
 from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
-from musterd.supervisor.control.commands.tasks import is_node
+from musterd.supervisor.control.commands.bulk import BulkCommands, selection_of
+from musterd.supervisor.control.commands.lists import is_node
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.tasks.manual_retry import NO_SUCH_TASK, NOT_ENDED, NOT_FAILED
 from musterd.supervisor.shell import Shell
@@ -26,6 +26,7 @@ class DeadCommands:
     def __init__(self, shell: Shell, answers: LaterAnswers) -> None:
         self._shell = shell
         self._answers = answers
+        self._bulk = BulkCommands(shell, answers)
 
     def methods(self) -> Methods:
         return {
@@ -34,6 +35,9 @@ class DeadCommands:
         }
 
     def _retry(self, params: rpc.RetryTasks) -> Pending:
+        where = selection_of(params)
+        if where is not None:
+            return self._bulk.retry(params, where)
         ids = list(dict.fromkeys(params.ids))
 
         def acknowledged(rejected: list[Rejection]) -> None:
@@ -53,10 +57,9 @@ class DeadCommands:
     # -- forgetting ---------------------------------------------------------------------------
 
     def _purge(self, params: rpc.PurgeTasks) -> Pending:
-        if bool(params.ids) + params.all + bool(params.older_than) != 1:
-            raise RpcError(
-                INVALID_PARAMS, "parameters of tasks.purge: give either ids, all or older_than"
-            )
+        where = selection_of(params, params.all, bool(params.older_than))
+        if where is not None:
+            return self._bulk.purge(params, where)
         pending = Pending()
         now_ns = self._shell.wall_ns()
         if params.ids:

@@ -19,6 +19,7 @@ from musterd.supervisor.control.commands.cluster import ClusterCommands
 from musterd.supervisor.control.commands.dead import DeadCommands
 from musterd.supervisor.control.commands.debug import DebugCommands
 from musterd.supervisor.control.commands.history import HistoryCommands
+from musterd.supervisor.control.commands.lists import ListCommands
 from musterd.supervisor.control.commands.reload import ReloadCommands
 from musterd.supervisor.control.commands.schedules import ScheduleCommands
 from musterd.supervisor.control.commands.sessions import SessionCommands
@@ -57,6 +58,7 @@ class Commands:
             rpc.Metrics: lambda _: figures.all(),
             **SlotCommands(shell, self.answers, reloading).methods(),
             **TaskCommands(shell, self.answers).methods(),
+            **ListCommands(shell).methods(),
             **DeadCommands(shell, self.answers).methods(),
             **ReloadCommands(shell, self.answers, reloading).methods(),
             **ScheduleCommands(shell, self.answers).methods(),

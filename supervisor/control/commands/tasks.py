@@ -1,19 +1,21 @@
-"""Commands about tasks on control.sock: submit, get, list, cancel, and forget cached results."""
+"""Commands about tasks on control.sock: submit, get, cancel, and forget cached results."""
 
 from collections.abc import Callable
 
 import msgspec
 
 from musterd.ipc.wire.artefacts import Artefact
-from musterd.ipc.wire.messages import FINAL_STATES, QUEUED, Outcome, Rejection, TaskView
+from musterd.ipc.wire.messages import FINAL_STATES, Outcome, Rejection, TaskView
 from musterd.supervisor.api import convert, rpc
 from musterd.supervisor.api.rpc import FAILED, RpcError
 from musterd.supervisor.api.status import CacheResult, TaskList, TaskStatus, task_status
 from musterd.supervisor.control.answers import LaterAnswers, Methods, Pending
 from musterd.supervisor.control.commands.artefacts import BUSY, shown
+from musterd.supervisor.control.commands.bulk import BulkCommands, selection_of
+from musterd.supervisor.control.commands.lists import is_node, listed
 from musterd.supervisor.core.model import events
 from musterd.supervisor.shell import Shell
-from musterd.supervisor.store.interface import FindTasks, ListFinished, ListLive, StoredTask
+from musterd.supervisor.store.interface import FindTasks, StoredTask
 from musterd.supervisor.views import fleet as fleet_view
 from musterd.supervisor.views.task import look_at, view_of
 
@@ -24,28 +26,16 @@ _UNTOLD = RpcError(
 )
 
 
-def is_node(shell: Shell) -> bool:
-    """Whether this machine is a node of a cluster, which knows only what runs here."""
-    return any(pool.clustered for pool in shell.fleet.policy.pools)
-
-
-def _listed(stored: StoredTask) -> TaskStatus:
-    return task_status(fleet_view.stored_view(stored), with_value=False)
-
-
 class TaskCommands:
     def __init__(self, shell: Shell, answers: LaterAnswers) -> None:
         self._shell = shell
         self._answers = answers
+        self._bulk = BulkCommands(shell, answers)
 
     def methods(self) -> Methods:
         return {
             rpc.SubmitTask: self._submit,
             rpc.GetTask: self._get,
-            rpc.ListTasks: self._list,
-            rpc.ListDead: lambda params: self._list(
-                rpc.ListTasks(state="failed", pool=params.pool, limit=params.limit), dead=True
-            ),
             rpc.CancelTasks: self._cancel,
             rpc.InvalidateCache: self._invalidate,
         }
@@ -99,7 +89,7 @@ class TaskCommands:
         query = FindTasks([outcome.id], attempts=True)
         self._shell.store_requests.ask(query, found, lambda: pending.resolve(end))
 
-    # -- get and list -------------------------------------------------------------------------
+    # -- get -----------------------------------------------------------------------------------
 
     def _get(self, params: rpc.GetTask) -> Pending:
         pending = Pending()
@@ -129,54 +119,12 @@ class TaskCommands:
         else:
             self._shell.artefacts.find(view.id, complete)
 
-    def _list(self, params: rpc.ListTasks, *, dead: bool = False) -> Pending:
-        ended = params.state in (*FINAL_STATES, "finished")
-        live = [] if ended else self._live(params)
-        on_disk = self._shell.fleet.on_disk
-        pending = Pending()
-
-        def found(stored: list[StoredTask]) -> None:
-            tasks = live + [_listed(each) for each in stored]
-            more, cluster = len(tasks) > params.limit, is_node(self._shell)
-            pending.resolve(TaskList(tasks=tasks[: params.limit], more=more, cluster=cluster))
-
-        def found_live(stored: list[StoredTask]) -> None:
-            live.extend([_listed(each) for each in stored if each.spec.id in on_disk])
-            live.sort(key=lambda each: each.submitted_at or 0.0, reverse=True)
-            list_finished()
-
-        def list_finished() -> None:
-            if params.state and not ended:
-                found([])
-                return
-            state = params.state if params.state in FINAL_STATES else None
-            query = ListFinished(state, params.pool or None, params.limit + 1, dead)
-            self._shell.store_requests.ask(query, found, pending.unreadable)
-
-        if on_disk and params.state in ("", QUEUED):
-            query = ListLive(params.pool or None, params.limit + 1)
-            self._shell.store_requests.ask(query, found_live, pending.unreadable)
-        else:
-            list_finished()
-        return pending
-
-    def _live(self, params: rpc.ListTasks) -> list[TaskStatus]:
-        """Return the newest tasks in memory, one more than asked for if there are more."""
-        now_ns = self._shell.now_ns()
-        found: list[TaskStatus] = []
-        for task in reversed(self._shell.fleet.tasks.values()):
-            if params.pool and task.route.pool.name != params.pool:
-                continue
-            if params.state and fleet_view.shown_state(task) != params.state:
-                continue  # before a view is made: there may be thousands of tasks
-            found.append(task_status(fleet_view.live_view(task, now_ns)))
-            if len(found) > params.limit:
-                break
-        return found
-
     # -- cancel -------------------------------------------------------------------------------
 
     def _cancel(self, params: rpc.CancelTasks) -> Pending:
+        where = selection_of(params)
+        if where is not None:
+            return self._bulk.cancel(params, where)
         alive, ids = self._shell.fleet.alive, params.ids
 
         def acknowledged(_rejected: list[Rejection]) -> None:
@@ -201,7 +149,7 @@ class TaskCommands:
         rest = [id_ for id_ in ids if id_ not in tasks]
 
         def found(stored: list[StoredTask]) -> None:
-            ended = [_listed(each) for each in stored]
+            ended = [listed(each) for each in stored]
             known = {each.id for each in ended}
             missing = [id_ for id_ in rest if id_ not in known]
             cluster = is_node(self._shell)

@@ -133,6 +133,7 @@ class RetryRequested(Struct, frozen=True):
     request: int
     ids: list[str]
     wall_ns: int
+    in_bulk: bool = False  # one of many steps: the queue is to have room for others
 
 
 class EndedTask(Struct, frozen=True, gc=False):

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 HIGH_RESERVE_PERCENT = 5  # the last places of the queue are kept for HIGH and CRITICAL ...
 CRITICAL_RESERVE_PERCENT = 2  # ... and the very last for CRITICAL
+BULK_PERCENT = 75  # of the places, for retries in bulk; the others are kept for programs
 SWEEP_MIN = 64  # a level is swept when it has this many dead entries and they are the majority
 
 TINY_NS = 1 * MILLISECOND_NS  # longer tasks are leased one at a time
@@ -113,6 +114,11 @@ class PoolQueue:
     def takes(self, level: int, held: int) -> bool:
         """Whether the queue takes one more task of this level while it holds `held`."""
         return held < self._limits[level]
+
+    def takes_in_bulk(self, held: int) -> bool:
+        """Whether the queue takes one more of many tasks that a person retries, and has room for
+        those that programs submit."""
+        return held < max(1, self._limits[CRITICAL] * BULK_PERCENT // 100)
 
     def enters_memory(self, spec: TaskSpec) -> None:
         self.bytes += len(spec.args) + TASK_BYTES

@@ -205,6 +205,15 @@ class Intake:
             return route
         return self._take(spec, route, events.TasksSubmitted(b"", 0, [spec], wall_ns))
 
+    def has_room(self, spec: TaskSpec) -> bool:
+        """Whether the queue of a task has room for retries in bulk; True where there is no queue,
+        which reopen() tells better."""
+        pool = self._state.pools.get(spec.name.partition(".")[0])
+        if pool is None or not pool.is_open:
+            return True
+        waits = pool.halt == DRAINED or not pool.takes(spec)
+        return not waits and pool.queue.takes_in_bulk(pool.held)
+
     def reopen(self, ended: events.EndedTask, wall_ns: int) -> Rejection | None:
         """Take a finished task again, or say why not. The task runs: no cached result will do."""
         spec = ended.spec

@@ -4,9 +4,13 @@ A task that failed, expired or was cancelled becomes a new task under its id: on
 the finished row by a live one, so the task is in the store exactly once at any time. Only the store
 knows finished tasks, so the store is asked first. A task that ends while the store is asked is left
 alone: the answer may be about its earlier run.
+
+Retries in bulk come in steps (control/commands/bulk.py), each as long as one event may take. A
+step fills a part of a queue only, so that programs can submit beside it. What finds no room stays a
+failed task, and is asked for again later.
 """
 
-from musterd.ipc.wire.messages import SUCCEEDED, Rejection
+from musterd.ipc.wire.messages import QUEUE_FULL, SUCCEEDED, Rejection
 from musterd.supervisor.core.model import events
 from musterd.supervisor.core.model.actions import FindEnded
 from musterd.supervisor.core.model.ledger import Ledger
@@ -62,6 +66,8 @@ class ManualRetry:
                 rejection = Rejection(id_, NO_SUCH_TASK, f"no such task: '{id_}'")
             elif task.state == SUCCEEDED:
                 rejection = Rejection(id_, NOT_FAILED, f"task '{id_}' has succeeded")
+            elif requested.in_bulk and not self._intake.has_room(task.spec):
+                rejection = Rejection(id_, QUEUE_FULL, f"the queue of '{task.spec.name}' is full")
             else:
                 refused = self._intake.reopen(task, requested.wall_ns)
                 if refused is None:

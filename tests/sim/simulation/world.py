@@ -22,6 +22,7 @@ from musterd.supervisor.core.model.slot import SlotState
 from musterd.supervisor.core.shutdown import Phase
 from musterd.supervisor.core.tasks import bulk, logins
 from musterd.supervisor.core.tasks.outage import PATIENCE_NS
+from simulation.bulk_retry import BulkRetry
 from simulation.clients import CALLER, WIRE_NS, Client
 from simulation.debugging import People
 from simulation.door import ask
@@ -59,6 +60,7 @@ class World:
         self._order = 0
         self.logins = Logins(self)
         self.people = People(self)
+        self.bulk_retry = BulkRetry(self)
         self.poison: dict[str, None] = {}
         self.cancelled: dict[str, None] = {}
         self._requests = self._callers = 0
@@ -147,6 +149,7 @@ class World:
                 self.after(self.delay(0, profile.faults_ns), call)
         if self.weather is not None:
             self.weather.plan()
+        self.bulk_retry.plan()
         self.after(profile.faults_ns + 1, self._calm_down)
         self._begin_life()
 
@@ -160,6 +163,7 @@ class World:
         self.fleet = Fleet(self.policy, Random(self.rng.random()), self.store.last_seq)
         self.watch.new_life()
         self.people.new_life()
+        self.bulk_retry.new_life()
         pages = self.store.recover()
         for page in pages:
             self.watch.recovered(page)
@@ -420,10 +424,12 @@ class World:
         assert watch.steps < STEPS_MAX, f"more than {STEPS_MAX} steps"
         self.trace.append((self.now_ns, "->", event))
         before = watch.before(event)
+        self.bulk_retry.before(event)
         actions = ask(self.fleet, self.now_ns, event)
         for action in actions:
             self.trace.append((self.now_ns, "  ", action))
         watch.handled(event, actions, before)
+        self.bulk_retry.handled(event, actions)
         if self.weather is not None:
             self.weather.handled(event, actions)
         for action in actions:

@@ -16,7 +16,7 @@ from musterd.ipc.wire.messages import (
     TaskSpec,
     TaskView,
 )
-from musterd.supervisor.api import convert, rpc
+from musterd.supervisor.api import convert, envelope, rpc
 from musterd.supervisor.api.rpc import RpcError
 from musterd.supervisor.api.status import (
     WHOLE_POOL,
@@ -39,9 +39,9 @@ def test_every_parameter_struct_belongs_to_one_method() -> None:
 
 def test_a_request_survives_the_wire() -> None:
     params = rpc.SubmitTask(name="a.b", id="1", args={"x": [1, None, "ü"]}, delay=1.5)
-    request = rpc.decode_request(rpc.encode_request(3, params))
+    request = envelope.decode_request(envelope.encode_request(3, params))
     assert (request.id, request.method) == (3, "tasks.submit")
-    assert rpc.decode_params(request.method, request.params) == params
+    assert envelope.decode_params(request.method, request.params) == params
 
 
 def test_a_submit_becomes_a_task() -> None:
@@ -88,7 +88,7 @@ def test_an_integer_that_no_worker_can_be_sent_is_refused() -> None:
 )
 def test_a_submit_with_a_wrong_parameter_is_refused(params: dict[str, object]) -> None:
     with pytest.raises(RpcError) as caught:
-        rpc.decode_params("tasks.submit", msgspec.Raw(json.dumps(params).encode()))
+        envelope.decode_params("tasks.submit", msgspec.Raw(json.dumps(params).encode()))
     assert caught.value.code == rpc.INVALID_PARAMS
 
 

@@ -209,6 +209,9 @@ def test_the_document_describes_every_command_and_no_other() -> None:
 def test_the_document_describes_every_option_of_each_command() -> None:
     sections = re.split(r"^### `musterctl (\w+)", DOCUMENT.read_text(), flags=re.MULTILINE)
     text = dict(zip(sections[1::2], sections[2::2], strict=True))
+    for name in ("cancel", "retry"):
+        assert "(#in-bulk)" in text[name]
+        text[name] += text["purge"].partition("### In bulk\n")[2]
     for name, command in cli.commands.items():
         for parameter in command.params:
             if isinstance(parameter, click.Option) and parameter.name not in ("json", "help"):

@@ -29,6 +29,7 @@ from musterd.ipc.wire.messages import (
     Outcome,
     TaskSpec,
 )
+from musterd.ipc.wire.selection import Selection
 from musterd.supervisor.core.model.actions import Fact, FinalRecord, LiveRecord, NewRecord, Persist
 from musterd.supervisor.core.model.events import Recovered
 from musterd.supervisor.core.model.on_disk import OnDisk
@@ -135,8 +136,9 @@ def listed(
     dead: bool = False,
 ) -> list[str]:
     token = object()
-    assert store.ask(ListFinished(state, pool, limit, dead), token)
-    return [task.spec.id for task in answer(store, token)]
+    where = Selection(state=state or "", pool=pool or "")
+    assert store.ask(ListFinished(where, limit, dead), token)
+    return [task.spec.id for task in answer(store, token).tasks]
 
 
 @pytest.fixture
@@ -250,8 +252,8 @@ def test_lists_are_newest_first_filtered_and_without_payload(any_store: Store) -
     assert listed(any_store, None, "browser") == ["id-6"]
     assert listed(any_store, None, "none") == []
 
-    any_store.ask(ListFinished(None, None, 1), "token")
-    (task,) = answer(any_store, "token")
+    any_store.ask(ListFinished(Selection(), 1), "token")
+    (task,) = answer(any_store, "token").tasks
     assert task.spec.args == b""
     assert task.outcome is not None
     assert (task.outcome.value, task.outcome.failure) == (b"", Failure(ERROR, "ValueError", "no"))
@@ -598,6 +600,14 @@ def test_a_search_of_lists_has_an_end(store: SqliteStore, monkeypatch: pytest.Mo
     assert listed(store, None, "browser") == []
     assert listed(store, FAILED) == ["id-1"]  # however long ago: tasks that succeeded do not count
     assert listed(store, FAILED, "browser") == ["id-1"]
+    found: list[str] = []
+    below, queries_needed = 0, 0
+    while below or not queries_needed:
+        assert store.ask(ListFinished(Selection(pool="browser"), 10, below=below), below)
+        page = answer(store, below)
+        found += [task.spec.id for task in page.tasks]
+        below, queries_needed = page.below, queries_needed + 1
+    assert (found, queries_needed) == (["id-2", "id-1"], 2)
 
 
 def test_a_task_that_a_shut_site_refused_has_failed_and_is_no_dead_letter(store: Store) -> None:
@@ -807,8 +817,8 @@ def test_the_newest_unfinished_tasks_are_listed_first(any_store: Store) -> None:
 
     def ids(pool: str | None, limit: int) -> list[int]:
         token = object()
-        assert any_store.ask(ListLive(pool, limit), token)
-        return [task.seq for task in answer(any_store, token)]
+        assert any_store.ask(ListLive(Selection(pool=pool or ""), limit), token)
+        return [task.seq for task in answer(any_store, token).tasks]
 
     assert ids(None, 3) == [5, 4, 3]
     assert ids("noop", 2) == [5, 3]

@@ -22,6 +22,7 @@ from musterd.ipc.wire.messages import (
     Outcome,
     TaskSpec,
 )
+from musterd.ipc.wire.selection import Selection
 from musterd.supervisor.core.model.actions import (
     AttemptRecord,
     Fact,
@@ -309,7 +310,7 @@ def test_a_reopened_task_is_live_and_not_finished(store: Store, page: Page) -> N
     reopen(page, 1, 2, 1)
     (task,) = find(store, "id-1")
     assert (task.seq, task.state, task.outcome, task.attempt) == (2, QUEUED, None, 0)
-    assert answered(store, ListFinished(None, None, 10)) == []
+    assert answered(store, ListFinished(Selection(), 10)).tasks == []
     page.write(finished=[final(2, SUCCEEDED, 1)])
     (task,) = find(store, "id-1")
     assert (task.seq, task.state) == (2, SUCCEEDED)

@@ -15,6 +15,7 @@ import pytest
 
 from musterd.ipc.client.ids import new_id
 from musterd.ipc.wire.messages import FAILED, QUEUED, RUNNING, SUCCEEDED, Failure, Outcome, TaskSpec
+from musterd.ipc.wire.selection import Selection
 from musterd.supervisor.core.model.actions import (
     FinalRecord,
     LiveRecord,
@@ -103,11 +104,12 @@ class Book:
         return self.ask(ReadQueued(list(ids))).tasks
 
     def finished(self, state: str | None = None, pool: str | None = None) -> list[str]:
-        tasks = self.ask(ListFinished(state, pool, 1000))
+        where = Selection(state=state or "", pool=pool or "")
+        tasks = self.ask(ListFinished(where, 1000)).tasks
         return [each.spec.id for each in tasks]
 
     def live(self, pool: str | None = None, limit: int = 1000) -> list[int]:
-        tasks = self.ask(ListLive(pool, limit))
+        tasks = self.ask(ListLive(Selection(pool=pool or ""), limit)).tasks
         return [each.seq for each in tasks]
 
     def reopen(self) -> None:

@@ -117,6 +117,29 @@ def test_no_room_and_a_shutdown_refuse_a_retry_like_a_submit(muster: type[Muster
     assert codes(retry(fleet, events.EndedTask(3, task("a"), FAILED))) == {"a": "ShuttingDown"}
 
 
+def test_a_retry_in_bulk_leaves_room_and_counts_no_refusals(muster: type[Muster]) -> None:
+    fleet = muster(queue_size=8, size=0)
+    fleet.start()
+    ids = [f"t{number}" for number in range(8)]
+    requested = events.RetryRequested(ASKER, 7, ids, WALL, in_bulk=True)
+    (find,) = of(actions.FindEnded, fleet.tell(requested))
+    ended = [events.EndedTask(n, task(id_), FAILED) for n, id_ in enumerate(find.ids, 1)]
+    answer = fleet.tell(events.EndedFound(find.requested, find.ids, ended, find.rejected))
+    assert codes(answer) == {"t6": "QueueFull", "t7": "QueueFull"}
+    fleet.submit(task("of-a-program"))
+    assert "of-a-program" in fleet.fleet.tasks
+    assert fleet.fleet.pools["p"].counters.rejected == 0
+
+
+def test_a_queue_of_one_task_takes_a_retry_in_bulk(muster: type[Muster]) -> None:
+    fleet = muster(queue_size=1, size=0)
+    fleet.start()
+    requested = events.RetryRequested(ASKER, 7, ["a"], WALL, in_bulk=True)
+    (find,) = of(actions.FindEnded, fleet.tell(requested))
+    ended = [events.EndedTask(3, task("a"), FAILED)]
+    assert codes(fleet.tell(events.EndedFound(find.requested, find.ids, ended, []))) == {}
+
+
 def test_a_task_that_was_retried_meanwhile_is_not_retried_twice(fleet: Any) -> None:
     ended = events.EndedTask(3, task("a"), FAILED)
     late = ask(fleet, "a")
