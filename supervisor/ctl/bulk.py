@@ -23,6 +23,7 @@ from musterd.supervisor.text.printable import printable
 
 ROOM_SECONDS = 0.5  # between two looks whether a full queue has room
 REFUSED_SHOWN_MAX = 10
+CLUSTER_BULK_MAX = 10_000  # tasks of a command with --cluster, whose lists have no cursors
 _ERASE_LINE = "\r\033[K"
 
 yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask: do it.")
@@ -71,6 +72,8 @@ def in_bulk(settings: Settings, verb: Verb, where: Selection, make: Make, *, yes
         warn(printable(each.reason))
     if len(total.refused) > REFUSED_SHOWN_MAX:
         warn(f"... and {len(total.refused) - REFUSED_SHOWN_MAX} others refused")
+    if settings.cluster and wanted >= CLUSTER_BULK_MAX:
+        warn(f"these were the newest {wanted}: type the command again for the others")
     if total.full:
         warn("queues are full: type the command again later to go on with the others")
     if total.cluster:

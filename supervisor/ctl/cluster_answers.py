@@ -17,6 +17,7 @@ from musterd.supervisor.api import rpc
 from musterd.supervisor.api.status import (
     BreakerList,
     BreakerStatus,
+    BulkResult,
     FleetStatus,
     PurgeResult,
     RecentEvents,
@@ -30,7 +31,12 @@ from musterd.supervisor.api.status import (
 from musterd.supervisor.cluster import checks
 from musterd.supervisor.cluster.engine import DEAD, Statistics, TaskFilter
 from musterd.supervisor.cluster.postgres import PostgresEngine
-from musterd.supervisor.ctl import cluster_results, cluster_schedules, cluster_sessions
+from musterd.supervisor.ctl import (
+    cluster_bulk,
+    cluster_results,
+    cluster_schedules,
+    cluster_sessions,
+)
 from musterd.supervisor.ctl.app import ANSWER_SECONDS, Settings
 from musterd.supervisor.ctl.cluster_events import Watch, fits
 from musterd.supervisor.ctl.cluster_link import ClusterAway, find_url, told
@@ -154,19 +160,8 @@ class ClusterConnection:
     # -- tasks --------------------------------------------------------------------------------
 
     def _find(self, limit: int, where: Selection, state: str, pool: str) -> TaskList:
-        if where.since:
-            raise rpc.RpcError(rpc.INVALID_PARAMS, "with --cluster there is no --since")
-        found = self._engine.find(
-            TaskFilter(
-                pool=pool,
-                target=where.target,
-                state=state,
-                error=where.error,
-                key=where.key,
-                schedule=where.schedule,
-                limit=limit + 1,
-            )
-        )
+        where = structs.replace(where, pool=pool)
+        found = cluster_bulk.find(self._engine, where, state, limit)
         tasks = [_shown(view, with_value=False) for view in found[:limit]]
         return TaskList(tasks=tasks, more=len(found) > limit)
 
@@ -178,17 +173,6 @@ class ClusterConnection:
         where = asked.where
         state = DEAD if where.state in ("", "failed") else where.state
         return self._find(asked.limit, where, state, asked.pool or where.pool)
-
-    def _by_id(self, asked: rpc.RetryTasks | rpc.CancelTasks | rpc.PurgeTasks) -> None:
-        """Raise RpcError for a command in bulk, which the cluster does not have."""
-        if asked.where is not None:
-            command = self._settings.command
-            raise rpc.RpcError(
-                rpc.INVALID_PARAMS,
-                f"with --cluster, {command} takes ids only: list the tasks with musterctl "
-                f"--cluster {'tasks' if command == 'cancel' else 'dead'}, which has the same "
-                "options",
-            )
 
     def _get(self, asked: rpc.GetTask) -> TaskStatus:
         view = self._engine.view(asked.id)
@@ -203,8 +187,9 @@ class ClusterConnection:
             status = structs.replace(status, waits_for=why)
         return status
 
-    def _cancel(self, asked: rpc.CancelTasks) -> TaskList:
-        self._by_id(asked)
+    def _cancel(self, asked: rpc.CancelTasks) -> TaskList | BulkResult:
+        if asked.where is not None:
+            return cluster_bulk.cancel(self._engine, asked, asked.where)
         ids = list(dict.fromkeys(asked.ids))
         self._engine.cancel(ids)
         while True:
@@ -223,8 +208,9 @@ class ClusterConnection:
             )
         time.sleep(POLL_SECONDS)
 
-    def _retry(self, asked: rpc.RetryTasks) -> RetryResult:
-        self._by_id(asked)
+    def _retry(self, asked: rpc.RetryTasks) -> RetryResult | BulkResult:
+        if asked.where is not None:
+            return cluster_bulk.retry(self._engine, asked, asked.where)
         ids = list(dict.fromkeys(asked.ids))
         refused = {
             each.id: RefusedTask(each.id, each.code, each.message)
@@ -235,8 +221,9 @@ class ClusterConnection:
             refused=[refused[id_] for id_ in ids if id_ in refused],
         )
 
-    def _purge(self, asked: rpc.PurgeTasks) -> PurgeResult:
-        self._by_id(asked)
+    def _purge(self, asked: rpc.PurgeTasks) -> PurgeResult | BulkResult:
+        if asked.where is not None:
+            return cluster_bulk.purge(self._engine, asked, asked.where)
         ids = tuple(dict.fromkeys(asked.ids))
         refused = []
         for id_ in ids:

@@ -20,6 +20,7 @@ from test_node import make_node, prepared
 
 from musterd import Client, TaskFailed
 from musterd.supervisor import ctl
+from musterd.supervisor.ctl import bulk, cluster_bulk
 from support import json_answers
 from support.daemon import Muster
 from support.waiting import wait_for
@@ -268,11 +269,7 @@ def test_tasks_of_all_nodes_are_shown_and_steered(desk: Desk, client: Client) ->
     assert good.id in desk.text("tasks", "--target", "site.example")
     assert bad.id in desk.text("dead", "--error", "no price")
     assert "no failed tasks" in desk.text("dead", "--target", "site.example")
-    code, _, err = desk.run("dead", "--since", "1h")
-    assert (code, "with --cluster there is no --since" in err) == (2, True)
-    for command in ("retry", "cancel", "purge"):
-        code, _, err = desk.run(command, "--pool", "jobs", "--yes")
-        assert (code, f"with --cluster, {command} takes ids only" in err) == (2, True)
+    assert bad.id in desk.text("dead", "--since", "1h")
     assert bad.id in desk.text("dead")
     assert desk.text("retry", bad.id) == f"{bad.id}: queued\n"
     wait_for("it fails again", lambda: desk.json("task", bad.id)["state"] == "failed")
@@ -287,6 +284,40 @@ def test_tasks_of_all_nodes_are_shown_and_steered(desk: Desk, client: Client) ->
     code, out, _ = desk.run("purge", bad.id, good.id, admin=True)
     assert (code, out) == (1, "1 failed tasks deleted\n")
     assert desk.run("task", bad.id)[0] == 4
+
+
+def test_tasks_of_all_nodes_are_steered_in_bulk(
+    desk: Desk, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad = [client.submit("jobs.fail", target=f"{site}.example") for site in "abab"]
+    for each in bad:
+        with pytest.raises(TaskFailed):
+            each.result(timeout=60)
+    code, out, err = desk.run("retry", "--target", "a.example")
+    assert (code, out) == (2, "")
+    assert "2 failed tasks of site a.example: to run them again, add --yes" in err
+    done = desk.text("retry", "--target", "a.example", "--yes")
+    assert done == "2 failed tasks of site a.example queued again\n"
+    ids = sorted(each.id for each in bad)
+    wait_for(
+        "they fail again",
+        lambda: sorted(each["id"] for each in desk.json("dead")["tasks"]) == ids,
+    )
+    later = [client.submit("jobs.double", {"x": 1}, delay=600, key=f"k{n}") for n in range(2)]
+    client.flush()
+    assert (
+        desk.text("cancel", "--key", "k1", "--yes") == "1 unfinished task with key k1 cancelled\n"
+    )
+    assert [desk.json("task", each.id)["state"] for each in later] == ["waiting", "cancelled"]
+    assert desk.run("purge", "--target", "b.example", "--older-than", "1s", "--yes")[0] == 2
+    code, out, _ = desk.run("purge", "--target", "b.example", "--yes", admin=True)
+    assert (code, out) == (0, "2 failed tasks of site b.example deleted\n")
+    assert len(desk.json("dead")["tasks"]) == 2
+    monkeypatch.setattr(bulk, "CLUSTER_BULK_MAX", 1)
+    monkeypatch.setattr(cluster_bulk, "CLUSTER_BULK_MAX", 1)
+    code, out, err = desk.run("cancel", "--all", "--yes")
+    assert (code, out) == (0, "1 unfinished task cancelled\n")
+    assert "these were the newest 1: type the command again" in err
 
 
 def test_a_cancel_reaches_the_node_that_runs_the_task(desk: Desk, client: Client) -> None:
