@@ -93,6 +93,19 @@ def test_the_core_is_told_how_many_may_use_each_and_which_pools(read: Read) -> N
     assert [pool.sessions for pool in policy.pools] == [("acme", "shop"), ("shop",)]
 
 
+def test_the_core_is_told_how_long_no_login_is_tried(read: Read) -> None:
+    [usual] = fleet_policy(read("[sessions.acme]").config).sessions.values()
+    logins = usual.logins
+    assert (logins.enabled, logins.failures, logins.successes) == (True, 3, 1)
+    minute_ns = 60 * 10**9
+    assert (logins.open_ns, logins.open_factor) == (15 * minute_ns, 2)
+    assert logins.open_max_ns == 24 * 60 * minute_ns
+    text = '[sessions.acme]\nlogin_failures = 0\nlogin_pause = "3d"'
+    [other] = fleet_policy(read(text).config).sessions.values()
+    assert (other.logins.enabled, other.logins.open_ns) == (False, 3 * 24 * 60 * minute_ns)
+    assert other.logins.open_max_ns == other.logins.open_ns
+
+
 @pytest.mark.parametrize(
     ("parts", "why"),
     [
