@@ -447,6 +447,39 @@ def test_a_target_has_no_more_running_than_its_places(drive: Any) -> None:
     assert d.fail("b") == ["d"]
 
 
+def test_a_site_is_limited_as_the_first_pattern_says_that_it_fits(drive: Any) -> None:
+    patterns = (
+        ("*.shop.example", TargetPolicy(policy="calm")),
+        ("*.example", TargetPolicy(max_concurrent=2)),
+    )
+    own = {"own.shop.example": TargetPolicy()}
+    driver = drive(
+        size=9,
+        patterns=patterns,
+        targets=own,
+        target=TargetPolicy(max_concurrent=3),
+        classes={"calm": GatePolicy("calm", max_concurrent=1)},
+        class_breakers={"calm": FRAGILE},
+    )
+    for site, places in (("a.shop.example", 1), ("a.example", 2), ("elsewhere", 3)):
+        began = driver.submit(*[f"{number}-{site}" for number in range(4)], target=site)
+        assert len(began) == places, site
+    assert driver.submit("a", "b", "c", target="own.shop.example") == ["a", "b", "c"]
+    driver.fail("0-a.shop.example")
+    assert ("breaker.open", "a.shop.example") in driver.reports, "that of its class"
+
+
+def test_a_reload_changes_the_patterns_of_sites_that_are_known(drive: Any) -> None:
+    driver = drive(size=4)
+    assert driver.submit("a", "b", target="a.example") == ["a", "b"]
+    narrow = (("*.example", TargetPolicy(max_concurrent=1)),)
+    policy = structs.replace(driver.m.policy, patterns=narrow)
+    driver.note(driver.m.tell(events.PolicyChanged(policy)))
+    assert driver.submit("c", target="a.example") == []
+    assert driver.succeed("a") == []
+    assert driver.succeed("b") == ["c"]
+
+
 def test_a_class_is_limited_over_all_its_targets_and_pools(drive: Any) -> None:
     d = drive(size=3, pools=("p", "q"), classes={"few": GatePolicy("few", max_concurrent=2)})
     assert d.submit("a", target="one", policy="few") == ["a"]
