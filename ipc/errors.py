@@ -3,6 +3,8 @@
 A message says what failed, with which value, and what to do about it.
 """
 
+from musterd import __all__ as _public
+
 
 class MusterdError(Exception):
     """Root of all errors of musterd."""
@@ -183,3 +185,9 @@ class NothingFound(TaskError):
 
 class NotANumber(TaskError, ValueError):
     """A schedule has `above`, `below` or `by`, and what it watches is not one number."""
+
+
+# Tracebacks and messages name them as programs import them.
+for _name in _public:
+    if isinstance(_kind := globals().get(_name), type):
+        _kind.__module__ = "musterd"

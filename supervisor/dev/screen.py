@@ -5,6 +5,7 @@ other fields dimmed after them. Lines are broken at words, as wide as the termin
 """
 
 import os
+import re
 import shutil
 import sys
 import textwrap
@@ -21,6 +22,9 @@ from musterd.supervisor.text.printable import printable
 
 WIDTH_MIN = 40  # a narrower terminal breaks the lines itself
 INDENT = " " * len("12:00:00 ")
+# Lines of ours in the stacks of a worker that hangs, as faulthandler writes them.
+PACKAGE = Path(__file__).parents[2]
+_OURS = re.compile(rf'  File "(?:{re.escape(str(PACKAGE))}/.*|<frozen \w+>)", line \d+ in \S+$')
 
 BOLD, DIM, RED, GREEN, YELLOW, CYAN = "1", "2", "31", "32", "33", "36"
 _LEVELS = {"debug": DIM, "warning": YELLOW, "error": RED, "critical": f"{RED};{BOLD}"}
@@ -31,6 +35,7 @@ _NEEDLESS = frozenset(
     {
         *("at", "level", "message", "event", "traceback"),
         *("version", "pid", "runtime_dir", "state_dir", "waited"),
+        "output",  # what a crashed worker has said last was shown when it said it
     }
 )
 # Our own words tell these better.
@@ -81,7 +86,8 @@ class Screen:
         about = Told(*(str(told.get(name, "")) for name in Told.__struct_fields__))
         told = {key: self._near(each) for key, each in told.items()}
         if about.event == "worker.output":
-            self._write(self._output(told))
+            if not _OURS.match(str(told["message"])):
+                self._write(self._output(told))
         elif about.event not in _HIDDEN:
             self._write(self._report(told))
         return about

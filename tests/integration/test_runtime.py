@@ -340,7 +340,7 @@ def test_a_handler_is_interrupted_at_its_timeout(fleet: Fleet, method: str) -> N
     completion = fleet.run(method, timeout_ns=SECOND // 10)
     failure = completion.failure
     assert failure is not None
-    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.authoring.base.TaskTimeout")
+    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.TaskTimeout")
     assert failure.message == f"task parser.{method} ran longer than its timeout of 0.1 s"
     assert f"in {method}" in failure.traceback
     assert completion.run_ns >= SECOND // 10
@@ -349,7 +349,7 @@ def test_a_handler_is_interrupted_at_its_timeout(fleet: Fleet, method: str) -> N
 def test_an_async_handler_is_cancelled_at_its_timeout(fleet: Fleet, tmp_path: Path) -> None:
     fleet.start("sample_workers:Async", closed=str(tmp_path / "closed"))
     failure = fleet.failure("sleep", timeout_ns=SECOND // 10)
-    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.authoring.base.TaskTimeout")
+    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.TaskTimeout")
     assert "await asyncio.sleep(seconds)" in failure.traceback
     own = fleet.failure("own", timeout_ns=30 * SECOND)
     assert (own.kind, own.type, own.message) == (ERROR, "TimeoutError", "of my own")

@@ -161,7 +161,7 @@ def fleet(tmp_path: Path) -> Iterator[Fleet]:
 )
 def test_a_timeout_is_heard_in_the_end(fleet: Fleet, method: str, arguments: dict) -> None:
     failure = fleet.failure(method, arguments, timeout_ns=SHORT)
-    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.workers.authoring.base.TaskTimeout")
+    assert (failure.kind, failure.type) == (TIMEOUT, "musterd.TaskTimeout")
 
 
 @pytest.mark.parametrize("how", ["manager", "finally"])

@@ -50,6 +50,6 @@ def test_where_nothing_is_found_the_attempt_fails_with_a_type(
     fleet: Fleet, price: str | None, error: str
 ) -> None:
     failure = fleet.failure("price", {"price": price}, watch=PRICE)
-    assert (failure.kind, failure.type) == (ERROR, f"musterd.ipc.errors.{error}")
+    assert (failure.kind, failure.type) == (ERROR, f"musterd.{error}")
     assert "price" in failure.message
     assert not failure.unwell  # the site has answered: its breaker counts nothing

@@ -33,6 +33,7 @@ PURE = (
 )
 # What one room knows of the other for type checkers alone: the type of a handler's ctx.
 FOR_CHECKERS = ("ipc.client", "workers.authoring")
+OF_NO_ROOM = ("musterd.__version__", "musterd.__all__")
 # The core has no I/O, no clock, no randomness of its own.
 IMPURE = {
     "asyncio",
@@ -129,7 +130,7 @@ def rooms_imported(room: str) -> dict[str, list[str]]:
         if room_of(name) != room:
             continue
         for line, imported in imports(parse(path)):
-            if not within(imported, "musterd") or imported == "musterd.__version__":
+            if not within(imported, "musterd") or imported in OF_NO_ROOM:
                 continue
             other = room_of(home(imported.removeprefix("musterd.")))
             if other != room:

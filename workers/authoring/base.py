@@ -128,6 +128,10 @@ class TaskInterrupted(BaseException):
     """
 
 
+for _kind in (Retry, Permanent, TaskTimeout, TaskInterrupted):
+    _kind.__module__ = "musterd"  # tracebacks and messages name them as programs import them
+
+
 class _Watched(Struct, array_like=True, frozen=True):
     """Rules of a Lease: the part that says which fields of a result are watched."""
 

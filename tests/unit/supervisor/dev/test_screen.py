@@ -65,6 +65,34 @@ def line(event: str, message: str, level: str = "info", **fields: Any) -> str:
     return json.dumps({"at": AT, "level": level, "message": message, "event": event, **fields})
 
 
+def test_the_stacks_of_a_hung_worker_are_those_of_the_project(out_of: Callable[..., Out]) -> None:
+    out = out_of()
+    screen = Screen({}, FOLDER)
+    ours = module.PACKAGE / "workers" / "runtime" / "run.py"
+    for said in (
+        "Current thread 0x00007f77b3a98040 (most recent call first):",
+        f'  File "{FOLDER}/bot.py", line 16 in stuck',
+        f'  File "{ours}", line 404 in _completion',
+        '  File "<frozen runpy>", line 198 in _run_module_as_main',
+        f'  File "{ours}", line 404, in of_a_traceback',
+    ):
+        screen.log(line("worker.output", said, worker="bot/0"))
+    assert [each.partition(" | ")[2] for each in out.text().splitlines()] == [
+        "Current thread 0x00007f77b3a98040 (most recent call first):",
+        '  File "bot.py", line 16 in stuck',
+        f'  File "{ours}", line 404, in of_a_traceback',
+    ]
+
+
+def test_a_crash_does_not_say_again_what_the_worker_said_last(out_of: Callable[..., Out]) -> None:
+    out = out_of()
+    crash = line("worker.crashed", "worker crashed", worker="bot/0", output="name?", cause="exit")
+    Screen({}, FOLDER).log(crash)
+    text = out.text()
+    assert "cause=exit" in text
+    assert "name?" not in text
+
+
 def test_a_line_says_first_what_it_is_about(out_of: Callable[..., Out]) -> None:
     out = out_of()
     screen = Screen({}, FOLDER)
