@@ -87,7 +87,12 @@ class Intake(Base):
         self, tasks: Sequence[TaskSpec], *, waiter: int = 0, resend: bool = False
     ) -> list[Verdict]:
         assert len(tasks) <= BATCH_MAX, len(tasks)
-        return [self._submit(spec, waiter, resend) for spec in tasks]
+        seen: set[str] = set()
+        verdicts = []
+        for spec in tasks:
+            verdicts.append(self._submit(spec, waiter, resend or spec.id in seen))
+            seen.add(spec.id)
+        return verdicts
 
     def _submit(self, spec: TaskSpec, waiter: int, resend: bool) -> Verdict:
         known = self.board.live.get(spec.id)

@@ -1,6 +1,7 @@
 """The contract of engines: keys, remembered results, what people see."""
 
 import psycopg
+import pytest
 from postgres import Cluster
 from rig import SICK, Rig, end, pool
 
@@ -25,6 +26,8 @@ from musterd.supervisor.cluster.engine import (
 )
 from musterd.supervisor.cluster.migrate import locks
 from musterd.supervisor.core.model.policy import CachePolicy, TargetPolicy
+
+HOUR = 3600 * SECOND_NS
 
 # -- keys ---------------------------------------------------------------------------------------
 
@@ -156,6 +159,41 @@ def test_a_result_is_only_for_those_who_ask_and_have_its_key_and_name(rig: Rig) 
     )
     rig.drained(a)
     rig.submit(rig.task(key="k"))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "states"),
+    [
+        ({"key": "new"}, {"key": "other"}, ["accepted", "known"]),
+        ({"key": "old", "cache_ns": HOUR}, {"key": "new"}, ["answered", "known"]),
+        ({"key": "old", "cache_ns": HOUR}, {}, ["answered", "known"]),
+        ({"key": "new"}, {"args": b"\x90"}, ["accepted", "rejected"]),
+        ({"key": "old", "name": "p.fetch"}, {"key": "old"}, ["accepted", "rejected"]),
+        ({"priority": 9}, {}, ["rejected", "accepted"]),
+    ],
+)
+def test_one_submit_may_have_an_id_twice_with_different_keys(
+    rig: Rig, first: dict[str, object], second: dict[str, object], states: list[str]
+) -> None:
+    a = rig.join()
+    rig.submit(rig.task(key="old"))
+    rig.drained(a)
+    tasks = [rig.task(id="twice", **each) for each in (first, second)]
+    verdicts = rig.engine.submit(tasks)
+    assert [each.state for each in verdicts] == states
+    assert (verdicts[1].outcome is not None) == (states[0] == "answered")
+    rig.drained(a)
+    assert rig.ended("twice").state == SUCCEEDED
+    assert [view.id for view in rig.engine.find(TaskFilter())].count("twice") == 1
+    later = [rig.task(key=key) for key in ("new", "other", "old")]
+    rig.submit(*later)
+    assert set(rig.drained(a)) == {each.id for each in later}
+
+
+def test_of_an_id_that_is_refused_twice_both_are_told(rig: Rig) -> None:
+    rig.join("a", pool(queue_size=0))
+    verdicts = rig.engine.submit([rig.task(id="twice"), rig.task(id="twice")])
+    assert [each.rejection.code for each in verdicts if each.rejection] == [QUEUE_FULL] * 2
 
 
 def test_a_failure_is_no_cached_result(rig: Rig) -> None:
