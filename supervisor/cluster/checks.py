@@ -29,6 +29,7 @@ CONNECTION: dict[str, Any] = {
 BARRED = re.compile(
     r"password authentication failed|no password supplied|does not exist|no pg_hba.conf entry"
     r"|is not permitted to log in|permission denied for database"
+    r"|certificate verify failed|does not match host name|server does not support SSL"
 )
 ALONE_TRIES, ALONE_SECONDS = 50, 0.1  # for the end of a former session
 KIND_BITS, LIFE_BITS = 4, 20  # of the number of a session
