@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from musterd.ipc.wire.messages import FAILED, Failure, Outcome, TaskSpec
+from musterd.ipc.wire.selection import Selection
 from musterd.supervisor.api import rpc
 from musterd.supervisor.core.model.actions import FinalRecord, NewRecord, Persist
 from musterd.supervisor.store.sqlite import SqliteStore
@@ -124,7 +125,7 @@ def test_fifty_thousand_dead_tasks_are_found_by_site_and_retried_by_one_command(
 def test_a_command_that_a_kill_interrupted_goes_on_when_it_is_typed_again(shop: Shop) -> None:
     daemon = shop(dead=3000, queue_size=10_000)
     daemon.ask(rpc.Pause(names=["shop"]))
-    step = daemon.ask(rpc.RetryTasks(where=rpc.Selection(target="a.example")))
+    step = daemon.ask(rpc.RetryTasks(where=Selection(target="a.example")))
     assert (step["done"], bool(step["cursor"])) == (rpc.BULK_MAX, True)
     daemon.kill()
     daemon.start()
@@ -272,6 +273,20 @@ def test_cursors_lead_through_lists_of_any_length(shop: Shop) -> None:
     assert not daemon.ctl("dead", "--limit", "2500").stdout.endswith("--limit\n")
 
 
+def test_one_request_looks_behind_a_long_queue(shop: Shop) -> None:
+    daemon = shop(dead=1, queue_size=200_000)
+    daemon.ask(rpc.Pause(names=["shop"]))
+    with daemon.client() as client:
+        client.submit("shop.order", {}, target="b.example").ack(30)
+        for _ in range(30):
+            client.submit_many([("shop.order", {}, {"target": "a.example"})] * 1000)
+        client.flush()
+    page = daemon.ask(rpc.ListTasks(where=Selection(target="b.example"), limit=10))
+    assert [each["state"] for each in page["tasks"]] == ["queued", "failed"]
+    assert (page["more"], page["cursor"]) == (False, "")
+    assert daemon.ctl("cancel", "--all", "--yes").returncode == 0
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
@@ -301,10 +316,10 @@ def one_shop(shop: Shop) -> Muster:
 def test_parameters_that_contradict_each_other_are_refused(one_shop: Muster) -> None:
     for params in (
         rpc.RetryTasks(),
-        rpc.RetryTasks(ids=["a"], where=rpc.Selection()),
-        rpc.PurgeTasks(all=True, where=rpc.Selection()),
-        rpc.CancelTasks(where=rpc.Selection(state="failed")),
-        rpc.RetryTasks(where=rpc.Selection(state="running")),
+        rpc.RetryTasks(ids=["a"], where=Selection()),
+        rpc.PurgeTasks(all=True, where=Selection()),
+        rpc.CancelTasks(where=Selection(state="failed")),
+        rpc.RetryTasks(where=Selection(state="running")),
         rpc.ListTasks(after="nowhere:1"),
     ):
         with pytest.raises(rpc.RpcError) as caught:

@@ -89,20 +89,30 @@ class Search:
         """Find tasks that have not ended, those that are only on disk among them. `then` gets them
         and the seq below which others are, 0 for none."""
 
+        stored: list[StoredTask] = []
+        rounds = 0
+
         def found(listed: Listed) -> None:
+            nonlocal rounds
+            rounds += 1
+            stored.extend(listed.tasks)
             # What is in memory is looked at last: meanwhile a page may have come from disk.
             on_disk = self._shell.fleet.on_disk
-            tasks: list[Task | StoredTask] = [
-                task for task in listed.tasks if task.spec.id in on_disk
-            ]
+            tasks: list[Task | StoredTask] = [task for task in stored if task.spec.id in on_disk]
             tasks += nlargest(limit + 1, self._in_memory(where, below, listed.below, wanted), _seq)
+            if listed.below and len(tasks) <= limit and rounds < ROUNDS_MAX:
+                look(listed.below)
+                return
             tasks.sort(key=_seq, reverse=True)
             cut = len(tasks) > limit
             then(tasks[:limit], tasks[limit - 1].seq if cut else listed.below)
 
-        if self._shell.fleet.on_disk and where.state in ("", QUEUED):
+        def look(below: int) -> None:
             query = ListLive(where, limit + 1, below)
             self._shell.store_requests.ask(query, found, otherwise)
+
+        if self._shell.fleet.on_disk and where.state in ("", QUEUED):
+            look(below)
         else:
             found(Listed([], 0, 0))
 
