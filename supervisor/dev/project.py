@@ -128,6 +128,7 @@ def open_project(
 def _own_folder(folder: Path) -> Path:
     own = folder / OWN
     own.mkdir(mode=0o700, exist_ok=True)
+    own.chmod(0o700)  # musterctl and clients trust a daemon in a folder of the user's alone
     (own / ".gitignore").write_text("*\n")
     return own
 

@@ -59,6 +59,10 @@ class Shop(Worker):
     def login(self, ctx, password: str) -> None:
         raise ValueError(f"{password} is wrong")
 
+    @task(max_retries=0)
+    def look_up(self, ctx) -> None:
+        ctx.secret("NOT_THERE")                         # asks
+
     @task(max_retries=1)
     def again(self, ctx) -> None:
         if ctx.attempt == 1:
@@ -152,7 +156,7 @@ def test_frames_of_the_runtime_are_left_out_of_causes_groups_and_timeouts(shop):
     with daemon.client() as client:
         errors = {
             name: shown(tried(done))
-            for name in ("wrapped", "several", "slow")
+            for name in ("wrapped", "several", "slow", "look_up")
             if (done := client.submit(f"shop.{name}")) and done.outcome(30)
         }
     for name, text in errors.items():
@@ -161,6 +165,7 @@ def test_frames_of_the_runtime_are_left_out_of_causes_groups_and_timeouts(shop):
     assert "the direct cause of the following" in errors["wrapped"]
     assert errors["several"].count("# raises") == 2
     assert "time.sleep(60)" in errors["slow"]
+    assert "# asks" in errors["look_up"]
 
 
 def test_the_note_is_bounded_and_has_no_secrets(shop):

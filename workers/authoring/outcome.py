@@ -50,9 +50,8 @@ UNWELL_STATUSES = frozenset((408, 425, 429))  # besides all from 500
 
 # Code around a handler, and below what it calls: a traceback leaves out its lines.
 _OURS = Path(__file__).absolute().parents[2]
-RUNTIME_CODE = tuple(
-    f"{_OURS / room}{os.sep}" for room in ("workers/runtime", "workers/authoring", "ipc/wire")
-)
+_ROOMS = ("workers/runtime", "workers/authoring", "ipc/wire", "ipc/secrets")
+RUNTIME_CODE = tuple(f"{_OURS / room}{os.sep}" for room in _ROOMS)
 
 
 log = logging.getLogger("musterd.worker")

@@ -72,6 +72,10 @@ def test_what_is_open_is_chosen_for_the_project(folder: Path) -> None:
     assert Path(token_file).read_text().strip() == project.token
     assert stat.S_IMODE(Path(token_file).stat().st_mode) == 0o600
     assert project.short(project.control) == ".musterd/run/control.sock"
+    assert project.is_found
+    own.chmod(0o755)
+    assert opened(folder).is_found
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
     assert (own / ".gitignore").read_text() == "*\n"
     again = opened(folder)  # the open dashboard goes on
     assert (again.token, values(again, "http.listen")) == (project.token, [listen])
@@ -98,6 +102,7 @@ def test_what_is_configured_stays(folder: Path) -> None:
     assert values(project, "http.listen", "http.token_file") == ["127.0.0.1:1234", str(token)]
     assert project.token == "0123456789abcdef"
     assert project.control == Path("/tmp/mine/control.sock")
+    assert not project.is_found
     by_environment = opened(folder, MUSTERD_SUPERVISOR__STATE_DIR="/tmp/other")
     assert "supervisor.state_dir" not in " ".join(by_environment.arguments)
     assert values(opened(folder, profile="development"), "supervisor.profile") == ["development"]
@@ -128,6 +133,7 @@ def test_sockets_of_a_long_path_are_behind_a_link(folder: Path) -> None:
     assert Path(runtime).parent == place
     assert stat.S_IMODE(Path(runtime).stat().st_mode) == 0o700
     assert project.short(project.control) == ".musterd/run/control.sock"
+    assert project.is_found
     assert (deep / ".musterd" / "run").resolve() == Path(runtime).resolve()
     assert values(opened(deep, XDG_RUNTIME_DIR=str(place)), "supervisor.runtime_dir") == [runtime]
     Path(runtime).chmod(0o755)
