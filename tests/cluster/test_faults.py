@@ -166,6 +166,24 @@ def test_a_node_that_is_cut_off_loses_its_tasks_and_comes_back(own: tuple[Server
         assert "cluster.node_lost" in b.log()
 
 
+def test_a_fence_that_stops_ends_what_runs_with_the_lease(own: tuple[Server, Nodes]) -> None:
+    server, nodes = own
+    with proxy_to(server) as proxy:
+        url = nodes.url("127.0.0.1", proxy.port)
+        [a] = nodes.start("a", url=url, cluster__fence="stop")
+        gate = nodes.folder / "gate"
+        with a.client() as client:
+            ids = submitted(client, range(2), until=str(gate))
+            wait_for("both run", lambda: len(nodes.runs("begins")) == 2)
+            proxy.cut()
+            wait_for("nothing runs any more", lambda: not a.pool("jobs").busy)
+            assert nodes.runs() == []
+            proxy.heal()
+            gate.touch()
+            assert [client.task(id_).result(timeout=60) for id_ in ids] == [0, 1]
+        nodes.check(2)
+
+
 @pytest.mark.long
 def test_postgresql_cannot_be_reached_for_longer_than_the_lease(own: tuple[Server, Nodes]) -> None:
     """Nobody is reaped: nobody could beat. What ran meanwhile counts, and runs once."""
