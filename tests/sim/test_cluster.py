@@ -33,6 +33,7 @@ def test_every_task_of_the_cluster_ends_once(seeds: range, number: int) -> None:
     assert accepted > 10 * len(worlds), "hardly anything is accepted"
     many = len(worlds) >= 10 and not seeds.start  # what is rare need not be among any few others
     assert not many or sum(world.ended.get("refused", 0) for world in worlds), "nothing is refused"
+    assert not many or sum(world.joined for world in worlds), "no task has joined another"
     timetables = [world.timetable for world in worlds if world.timetable.used]
     runs = sum(len(each) for table in timetables for each in table.instants.values())
     assert runs > 10 * len(timetables), "schedules hardly run"

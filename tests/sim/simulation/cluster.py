@@ -7,7 +7,7 @@ hold:
 
 - every accepted task has one final state, which never changes;
 - no attempt counts twice, and none that its node had lost;
-- a site never has more attempts than places when one is granted;
+- a site never has more attempts than places when one is granted, and of a key one task runs;
 - failed logins of a session are counted once, and hold it everywhere (cluster_logins.py);
 - no attempt is given to a worker after it has expired, or after the lease of its node;
 - a node is granted no more than it wants, and keeps no end that was confirmed;
@@ -121,6 +121,9 @@ KINDS: tuple[tuple[Profile, Faults], ...] = (
     (ROUGH, Faults(cancels=5, pauses=2)),
     (ROUGH, Faults(2, 3, 3, 2, 1, 2, 3, 2, 1, 5, 1, 0.08, 2)),
 )
+
+
+KEYS = 3  # of each method, while tasks have keys
 
 
 class Seen:
@@ -500,6 +503,8 @@ class ClusterWorld:
                 freezes=4 * faults.freezes,
             )
         self.width = 3 if seed % 5 == 4 else 1
+        self.keys = seed // len(KINDS) % 5 == 0  # tasks join others
+        self.joined = 0
         self.now_ns = 1
         self.is_calm = self.over = False
         self.steps = 0
@@ -632,6 +637,7 @@ class ClusterWorld:
             if self._tasks % FORBIDDEN_SHARE == 0:
                 self.forbidden[id_] = None
             method = self.rng.choices(METHODS, self.profile.weights)[0]
+            keyed = self.keys and id_ not in self.forbidden and self._tasks % 2
             specs.append(
                 TaskSpec(
                     id_,
@@ -639,6 +645,7 @@ class ClusterWorld:
                     FORBIDDEN if id_ in self.forbidden else b"\x80",
                     self.rng.randrange(4),
                     self.rng.choice(("", "", "wide", "narrow")),
+                    key=f"{method} {self._tasks // 2 % KEYS}" if keyed else "",
                     expires_ns=expires_ns,
                     session=self.logins.session(),
                 )
@@ -646,6 +653,7 @@ class ClusterWorld:
         for verdict in self.engine.submit(specs):
             if verdict.rejection is None:
                 self.accepted[verdict.id] = None
+            self.joined += verdict.state == "joined"
         self._notify(PoolsNotified((POOL,)))
 
     def _notify(self, event: PoolsNotified | NodeNotified) -> None:
@@ -812,6 +820,10 @@ class ClusterWorld:
                 assert key not in self.counted, f"{key} counts twice"
                 self.counted[key] = None
                 self.logins.said(end)
+
+    def check_keys(self) -> None:
+        keys = [task.spec.key for task in self.engine.board.claimed() if task.spec.key]
+        assert len(keys) == len(set(keys)), f"two tasks of one key run: {sorted(keys)}"
 
     def check_places(self) -> None:
         inside = self.engine.inside("narrow")

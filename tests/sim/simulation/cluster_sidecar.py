@@ -218,6 +218,7 @@ class Sidecar:
         match call.method, call.arguments, result:
             case "claim", (_, wants), list(grants):
                 world.check_places()
+                world.check_keys()
                 _check_grants(wants, grants)  # type: ignore[arg-type]
                 world.logins.granted(grants)
             case "finish", (_, list(ends)), list(told):
