@@ -22,6 +22,7 @@ from musterd.supervisor.ctl.import_entries import (
     FIELD,
     IMPORT_BYTES_MAX,
     PARSER,
+    TOO_MANY,
     WHOLE_PAGE,
     Entry,
     check_size,
@@ -83,7 +84,7 @@ def read_changedetection(content: bytes) -> list[Entry]:
     else:
         watches, settings = _watches(_parsed(decoded(content)))
     if len(watches) > ENTRIES_MAX:
-        raise Unusable(f"has more than {ENTRIES_MAX} entries: split it")
+        raise Unusable(TOO_MANY)
     entries = []
     for number, watch in enumerate(watches, 1):
         place = f"watch {number}"

@@ -21,6 +21,7 @@ from musterd.supervisor.ctl.import_entries import (
     ENTRIES_MAX,
     FIELD,
     PARSER,
+    TOO_MANY,
     WHOLE_PAGE,
     Entry,
     check_size,
@@ -38,7 +39,7 @@ def read_csv(text: str) -> list[Entry]:
         if "url" not in row:
             raise Unusable("needs a column 'url' in its first line")
         if len(entries) == ENTRIES_MAX:
-            raise Unusable(f"has more than {ENTRIES_MAX} entries: split it")
+            raise Unusable(TOO_MANY)
         entries.append(_entry(f"line {line}", {key: cell for key, cell in row.items() if cell}))
     return entries
 

@@ -20,6 +20,7 @@ from musterd.supervisor.core.model.policy import SCHEDULES_MAX
 
 IMPORT_BYTES_MAX = 32 * 1024 * 1024  # of a file: 10,000 watches of changedetection.io
 ENTRIES_MAX = SCHEDULES_MAX
+TOO_MANY = f"has more than {ENTRIES_MAX} entries, and there can be no more schedules: shorten it"
 # Of one entry: references in YAML can make a few lines as large as the memory.
 VALUES_MAX = 2000
 NESTING_MAX = 16

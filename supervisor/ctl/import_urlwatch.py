@@ -16,6 +16,7 @@ from musterd.supervisor.ctl.import_entries import (
     ENTRIES_MAX,
     FIELD,
     PARSER,
+    TOO_MANY,
     WHOLE_PAGE,
     Entry,
     check_size,
@@ -61,7 +62,7 @@ def read_urlwatch(text: str) -> list[Entry]:
         if job is None:
             continue
         if len(entries) == ENTRIES_MAX:
-            raise Unusable(f"has more than {ENTRIES_MAX} entries: split it")
+            raise Unusable(TOO_MANY)
         place = f"job {number}"
         check_size(job, place)
         if not isinstance(job, dict) or not all(isinstance(key, str) for key in job):

@@ -115,12 +115,22 @@ def test_spreadsheets_of_all_countries_are_read(sign: str, end: str) -> None:
         ("url,url\na,b\n", "each once"),
         (f"url\n{URL},more\n", "more cells than columns in line 2"),
         ('url\n"open\n', "is not valid CSV"),
-        ("url\n" + f"{URL}\n" * (ENTRIES_MAX + 1), "more than 10000 entries"),
     ],
 )
 def test_csv_that_is_no_table_is_refused_whole(text: str, why: str) -> None:
     with pytest.raises(Unusable, match=why):
         read_csv(text)
+
+
+def test_no_file_has_more_entries_than_there_can_be_schedules() -> None:
+    many = ENTRIES_MAX + 1
+    for read in (
+        lambda: read_csv("url\n" + f"{URL}\n" * many),
+        lambda: read_urlwatch("---\n".join([f"url: {URL}\n"] * many)),
+        lambda: watches(*[{"url": URL}] * many),
+    ):
+        with pytest.raises(Unusable, match="more than 10000 entries, and there can be no more"):
+            read()
 
 
 @pytest.mark.parametrize(
