@@ -19,6 +19,7 @@ from musterd.supervisor.ctl.import_entries import (
     Entry,
     give_names,
     safe,
+    secrets_in,
     slug,
 )
 from musterd.supervisor.ctl.import_urlwatch import read_urlwatch
@@ -48,6 +49,7 @@ def watches(*given: dict[str, Any], settings: dict[str, Any] | None = None) -> l
         ("Crème brûlée", "creme-brulee"),
         ("4 kites", "site-4-kites"),
         ("x" * 60, "x" * 40),
+        ("k" + "_" * 39, "k" + "_" * 39),
         ("Воздушные змеи 5", ""),
         ("", ""),
     ],
@@ -71,6 +73,13 @@ def test_names_are_unique_and_a_changed_one_is_told() -> None:
 def test_secrets_of_other_programs_are_not_shown() -> None:
     assert safe("cookies", {"id": "pw"}) == safe("notification_urls", ["pw"]) == "(not shown)"
     assert safe("url", "ftp://me:pw@shop.example/") == '"ftp://shop.example/"'
+
+
+def test_secrets_that_arguments_name_are_found_at_any_depth() -> None:
+    args = {"headers": {"X": {"$secret": "A"}}, "list": [{"y": {"$secret": "B"}}, "$secret"]}
+    assert secrets_in(args) == {"A", "B"}
+    assert secrets_in({"$secret": "C"}) == {"C"}
+    assert secrets_in("text") == set()
 
 
 # -- CSV --------------------------------------------------------------------------------------
