@@ -263,7 +263,8 @@ class Link:
             return f"user {os.geteuid()} may not enter its directory; join the daemon's tasks_group"
         except OSError:
             return (
-                "there is no such socket; start musterd, or set MUSTERD_TASKS or Client(socket=...)"
+                "there is no such socket; start musterd, run this in the folder of `musterd dev`, "
+                "or set MUSTERD_TASKS or Client(socket=...)"
             )
         if not os.access(self.path, os.W_OK, effective_ids=True):
             return (

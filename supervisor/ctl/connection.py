@@ -177,5 +177,8 @@ def _advice(error: OSError) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"uid {os.geteuid()} may not open it: use sudo or join the daemon's control_group"
     if error.errno in (errno.ENOENT, errno.ECONNREFUSED):
-        return "start it with `musterd run`, or name its socket with -s"
+        return (
+            "start it with `musterd run`, change into the folder of `musterd dev`, or name its "
+            "socket with -s"
+        )
     return "is this the daemon's control.sock, and is the daemon healthy?"

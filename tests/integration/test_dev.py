@@ -205,6 +205,8 @@ def test_programs_and_musterctl_find_it_anywhere_in_the_project(session, waiting
     asked = session.run(f"cd tools/deep && {sys.executable} ask.py")
     assert asked.stdout == "hello you\n", asked.stderr
     stop(session, terminal, waiting)
+    nobody = session.run("musterctl -s nobody.sock status")
+    assert "change into the folder of `musterd dev`" in nobody.stderr
     elsewhere = session.run("musterctl --json status")
     assert ".musterd" not in elsewhere.stdout + elsewhere.stderr, "it runs no more"
 
