@@ -382,8 +382,15 @@ def _source(status: TaskStatus) -> str:
     return f"{text}, {'because it failed' if status.failure else 'while the breaker is open'}"
 
 
-def task(status: TaskStatus) -> str:
-    """Format the answer of `musterctl task ID`."""
+_AS_IT_IS = frozenset({"arguments", "result"})  # fields that people copy
+
+
+def task(status: TaskStatus, on: Paper = PLAIN) -> str:
+    """Format the answer of `musterctl task ID`. Values and code are not wrapped."""
+
+    def told(text: str, first: str, indent: str) -> list[str]:
+        return wrapped(printable(text), on.columns, first=first, indent=indent)
+
     fields = [
         ("id", status.id),
         ("task", status.name),
@@ -405,12 +412,19 @@ def task(status: TaskStatus) -> str:
         ("source", _source(status)),
         ("result", value(status.value) if status.state == "succeeded" else ""),
     ]
-    lines = [f"{name + ':':<13}{printable(text, keep=chr(10))}" for name, text in fields if text]
+    lines = []
+    for name, text in fields:
+        head = f"{name + ':':<13}"
+        if name in _AS_IT_IS or "\n" in text:
+            lines += [f"{head}{printable(text, keep=chr(10))}"] if text else []
+        elif text:
+            lines += told(text, head, " " * len(head))
     if status.failure is not None and status.failure.traceback:
         lines.append(printable(status.failure.traceback.rstrip(), keep="\n\t"))
     if status.attempts:
         lines.append("failed attempts:")
-        lines += [printable(_attempt(each)) for each in status.attempts]
+        for each in status.attempts:
+            lines += told(_attempt(each), "", BELOW)
     if status.artefacts:
         lines.append("artefacts (write them with --save DIR):")
         lines += [printable(f"  {each.name}  {size(each.bytes)}") for each in status.artefacts]

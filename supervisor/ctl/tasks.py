@@ -297,7 +297,7 @@ def task(settings: Settings, task_id: str, save: str | None) -> int:
             raise
         found = _of_cluster(settings, task_id, error)
     if not settings.json:
-        emit(show.task(found))
+        emit(show.task(found, paper()))
     return DONE if save is None else _save(settings, found, save)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from musterd.supervisor.api.cluster import ClusterStatus
 from musterd.supervisor.api.status import (
+    AttemptStatus,
     FleetStatus,
     PoolStatus,
     TaskFailure,
@@ -154,6 +155,28 @@ def test_a_worker_cannot_send_control_characters_to_the_terminal() -> None:
     shown = show.task(TaskStatus(id="1", name="a.b", state="failed", failure=failure))
     assert "\x1b" not in shown
     assert "line 1\n\tline 2\\x1b[0m" in shown
+
+
+def test_of_a_task_prose_is_wrapped_and_what_is_copied_is_not() -> None:
+    why = "the exchange answered with a long explanation of what is wrong in its maintenance window"
+    failure = TaskFailure(kind="error", type="ValueError", message=why, traceback="x" * 100)
+    status = TaskStatus(
+        id="019a8b2c3d49f86d081e4000002a",
+        name="bot.check",
+        state="failed",
+        args={"url": f"https://exchange.example/{'page/' * 20}"},
+        failure=failure,
+        attempts=[AttemptStatus(attempt=1, at=1.7e9, worker="bot/0", failure=failure)],
+    )
+    shown = show.task(status, Paper(80)).split("\n")
+    long = [line[:9] for line in shown if len(line) > 80]
+    assert long == ["arguments", "xxxxxxxxx"]
+    at = next(at for at, line in enumerate(shown) if line.startswith("error:"))
+    assert shown[at + 1].startswith(" " * 13)
+    assert f"ValueError: {why}" in " ".join(" ".join(shown[at : at + 2]).split())
+    assert f"bot/0 ValueError: {why}" in " ".join(" ".join(shown[-2:]).split())
+    whole = show.task(status).split("\n")
+    assert f"error:       ValueError: {why}" in whole
 
 
 def test_a_fleet_without_pools_says_so() -> None:
