@@ -114,7 +114,12 @@ def test_what_a_tool_wrote_is_kept_within_the_limits_and_links_are_not(kept, tmp
     link = ctx.artefact_path("link")
     assert link is not None
     link.symlink_to(tmp_path / "secret")
+    folder = ctx.artefact_path("folder")
+    assert folder is not None
+    folder.mkdir()
+    (folder / "deep").write_bytes(b"d")
     ctx.keep_artefacts()
+    assert not list(kept.rglob("deep"))
     assert sum(map(len, files(kept).values())) <= ATTEMPT_BYTES_MAX
     assert sorted(files(kept)) == ["attempt-3.a", "attempt-3.b"]
     assert (tmp_path / "secret").exists()

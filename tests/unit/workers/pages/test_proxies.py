@@ -59,6 +59,10 @@ def test_a_proxy_that_does_not_connect_to_a_site_is_left_out_for_that_site_alone
     proxies.failed(Proxy(ONE, ONE), "a", REFUSES)
     assert entries_of(proxies.usable([ONE, TWO], "a", no_secret)) == [TWO]
     assert len(proxies.usable([ONE, TWO], "b", no_secret)) == 2
+    proxies.worked(Proxy(ONE, ONE), "b")  # which says nothing about the other site
+    assert entries_of(proxies.usable([ONE, TWO], "a", no_secret)) == [TWO]
+    proxies.worked(Proxy(ONE, ONE), "a")
+    assert len(proxies.usable([ONE, TWO], "a", no_secret)) == 2
 
 
 def test_without_any_proxy_left_the_error_says_when_to_come_back() -> None:
