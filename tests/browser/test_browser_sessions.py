@@ -2,7 +2,8 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from support.daemon import Muster, Musters
 from support.login_site import ODD, PASSWORD, USER, LoginSite, login_site
 
+DOCUMENT = Path(__file__).parents[2] / "docs" / "sessions.md"
 BACKENDS = ("playwright", "cdp")
 # A busy machine may need longer than a browser has.
 PATIENT = """
@@ -39,29 +41,39 @@ def site() -> Iterator[LoginSite]:
 
 
 @pytest.fixture(params=BACKENDS)
-def daemon(request, muster: Musters, unprivileged, site: LoginSite) -> Muster:
-    browser = {
-        "worker": "patient:BrowserWorker",
-        "size": 1,
-        "options": {"backend": request.param},
-        "env": {"SHOP": PASSWORD},
-    }
-    acme = {
-        "login": "logins:log_in",
-        "args": {"url": site.url, "user": USER, "password": {"$secret": "SHOP"}},
-        "logged_out": [f"{site.url}/login*"],
-    }
-    parser = {"worker": "musterd.workers.parser:ParserWorker", "size": 1}
-    made = muster(
-        {"browser": browser, "parser": parser},
-        start=False,
-        as_user=unprivileged.uid if os.geteuid() == 0 else None,
-        sessions__acme=acme,
-        retry__max_retries=0,
-    )
-    (made.folder / "logins.py").write_text(LOGINS)
-    (made.folder / "patient.py").write_text(PATIENT)
-    return made.start()
+def make(request, muster: Musters, unprivileged, site: LoginSite) -> "Callable[..., Muster]":
+    """Make a daemon whose browser logs in: make(code of the login, **its arguments)."""
+
+    def make(code: str, **args: Any) -> Muster:
+        browser = {
+            "worker": "patient:BrowserWorker",
+            "size": 1,
+            "options": {"backend": request.param},
+            "env": {"SHOP": PASSWORD},
+        }
+        acme = {
+            "login": "logins:log_in",
+            "args": {"user": USER, "password": {"$secret": "SHOP"}, **args},
+            "logged_out": [f"{site.url}/login*"],
+        }
+        parser = {"worker": "musterd.workers.parser:ParserWorker", "size": 1}
+        made = muster(
+            {"browser": browser, "parser": parser},
+            start=False,
+            as_user=unprivileged.uid if os.geteuid() == 0 else None,
+            sessions__acme=acme,
+            retry__max_retries=0,
+        )
+        (made.folder / "logins.py").write_text(code)
+        (made.folder / "patient.py").write_text(PATIENT)
+        return made.start()
+
+    return make
+
+
+@pytest.fixture
+def daemon(make: "Callable[..., Muster]", site: LoginSite) -> Muster:
+    return make(LOGINS, url=site.url)
 
 
 def extract(daemon: Muster, url: str, select: dict[str, str], pool: str = "browser") -> Any:
@@ -84,6 +96,16 @@ def test_a_browser_is_logged_in_although_worker_and_daemon_were_killed(
     # The cookies are the same for a worker without a browser.
     assert extract(daemon, account, {"user": ".user"}, "parser") == {"user": USER}
     assert (site.logins, site.refused) == (1, 0)
+
+
+def test_the_example_of_the_documents_logs_in(
+    make: "Callable[..., Muster]", site: LoginSite
+) -> None:
+    code = DOCUMENT.read_text().partition("for the browser\n")[2].partition("```")[0]
+    assert ".account" in code
+    code = code.replace("https://acme.example", site.url).replace(".account", ".user")
+    assert extract(make(code), f"{site.url}/account", {"user": ".user"}) == {"user": USER}
+    assert site.logins == 1
 
 
 def test_a_page_that_leads_to_the_login_logs_in_once_more(daemon: Muster, site: LoginSite) -> None:
