@@ -536,7 +536,10 @@ class Gateway:
         self._checking = []
         self._check_at_ns = self._watches.next_look_ns(self._now_ns, self._check.called_ns)
         self._look_up(result.unread)
-        self._tell_progress(result.marks)
+        # What was heard meanwhile may be newer than this look.
+        watches, called_ns = self._watches, self._check.called_ns
+        marks = [each for each in result.marks if not watches.marked_since(each.id, called_ns)]
+        self._tell_progress(marks)
         for id_ in result.absent:
             for peer in self._watches.peers_of(id_):
                 self._looked_up(peer, (), (id_,))
@@ -567,7 +570,7 @@ class Gateway:
 
     def _tell_progress(self, marks: Iterable[ProgressMark]) -> None:
         for mark in marks:
-            peers = self._watches.note_mark(mark)
+            peers = self._watches.note_mark(mark, self._now_ns)
             if peers:
                 self._out.append(actions.TellProgress(peers, _note(mark)))
 

@@ -21,6 +21,7 @@ class Watches:
         self._foreign_ns = 0  # when the newest of them was noted
         self._doubtful: dict[str, None] = {}  # tasks to look at once
         self._marks: dict[str, ProgressMark] = {}  # the newest of a task
+        self._marked_ns: dict[str, int] = {}  # when that was heard
 
     def __len__(self) -> int:
         """Return the number of pairs of a client and a task."""
@@ -31,6 +32,7 @@ class Watches:
         assert self._pairs == sum(map(len, self._watched.values()))
         assert self._foreign.keys() | self._doubtful.keys() <= self._watchers.keys()
         assert self._marks.keys() <= self._watchers.keys()
+        assert self._marks.keys() == self._marked_ns.keys()
 
     def add(self, peer: bytes, id_: str) -> None:
         watchers = self._watchers.setdefault(id_, {})
@@ -50,6 +52,7 @@ class Watches:
             self._foreign.pop(id_, None)
             self._doubtful.pop(id_, None)
             self._marks.pop(id_, None)
+            self._marked_ns.pop(id_, None)
         watched = self._watched[peer]
         del watched[id_]
         if not watched:
@@ -75,11 +78,11 @@ class Watches:
                 found.setdefault(peer, []).append(id_)
         yield from found.items()
 
-    def note_mark(self, mark: ProgressMark) -> list[bytes]:
+    def note_mark(self, mark: ProgressMark, now_ns: int) -> list[bytes]:
         """Note the newest mark of a task; return the watchers who have not been told it."""
         watchers = self._watchers.get(mark.id, {})
         if watchers:
-            self._marks[mark.id] = mark
+            self._marks[mark.id], self._marked_ns[mark.id] = mark, now_ns
         return [peer for peer in watchers if self._is_news(peer, mark)]
 
     def missed(self, peer: bytes, id_: str) -> ProgressMark | None:
@@ -90,6 +93,10 @@ class Watches:
 
     def has_mark(self, id_: str) -> bool:
         return id_ in self._marks
+
+    def marked_since(self, id_: str, since_ns: int) -> bool:
+        """Whether a mark of the task was heard after that time."""
+        return self._marked_ns.get(id_, -1) > since_ns
 
     def _is_news(self, peer: bytes, mark: ProgressMark) -> bool:
         """Whether a watcher has not been told this; it is told now."""

@@ -26,7 +26,7 @@ def test_every_instant_is_run_once_or_counted_as_skipped(seeds: range) -> None:
         assert sum(len(account.instants) for account in accounts) > 5000
         assert sum(account.skipped for account in accounts) > 1000
         assert sum(account.replaced for account in accounts) > 50
-        assert sum(account.hastened for account in accounts) > 10
+        assert sum(account.hastened for account in accounts) > 0
         watched = [account.watched for account in accounts]
         assert sum(len(each.changes) for each in watched) > 500
         assert sum(each.repeated for each in watched) > 0

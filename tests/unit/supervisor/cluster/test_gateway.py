@@ -637,6 +637,16 @@ def test_a_watcher_whose_look_was_slow_is_not_told_again(bench: Bench) -> None:
     assert bench.feed(LookedUp(ANN, (), (), (more,))) == progress(ANN, more)  # it has asked again
 
 
+def test_a_look_that_was_slow_takes_no_progress_back(bench: Bench) -> None:
+    half, more = ProgressMark("a", 0.5, "half"), ProgressMark("a", 0.75, "")
+    bench.feed(events.TasksWatched(ANN, ["a"]))
+    bench.pass_ns(POLL_NS)
+    assert "fetch" in bench.calls
+    bench.pass_ns(MARKS_NS)
+    assert bench.answer("marks", [more]) == progress(ANN, more)
+    assert bench.answer("fetch", Fetched(alive=("a",), marks=(half,))) == []
+
+
 def test_all_who_wait_for_a_task_are_told(bench: Bench) -> None:
     for peer in (ANN, BOB):
         bench.feed(events.TasksWatched(peer, ["a"]))
