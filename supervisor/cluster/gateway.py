@@ -537,9 +537,7 @@ class Gateway:
         self._check_at_ns = self._watches.next_look_ns(self._now_ns, self._check.called_ns)
         self._look_up(result.unread)
         # What was heard meanwhile may be newer than this look.
-        watches, called_ns = self._watches, self._check.called_ns
-        marks = [each for each in result.marks if not watches.marked_since(each.id, called_ns)]
-        self._tell_progress(marks)
+        self._tell_progress(self._watches.still_news(result.marks, self._check.called_ns))
         for id_ in result.absent:
             for peer in self._watches.peers_of(id_):
                 self._looked_up(peer, (), (id_,))

@@ -94,9 +94,9 @@ class Watches:
     def has_mark(self, id_: str) -> bool:
         return id_ in self._marks
 
-    def marked_since(self, id_: str, since_ns: int) -> bool:
-        """Whether a mark of the task was heard after that time."""
-        return self._marked_ns.get(id_, -1) > since_ns
+    def still_news(self, marks: Iterable[ProgressMark], asked_ns: int) -> list[ProgressMark]:
+        """Return the marks of tasks of which nothing was heard since they were asked for."""
+        return [mark for mark in marks if self._marked_ns.get(mark.id, -1) <= asked_ns]
 
     def _is_news(self, peer: bytes, mark: ProgressMark) -> bool:
         """Whether a watcher has not been told this; it is told now."""
