@@ -161,6 +161,12 @@ HOSTILE = """
             sys.stdout.close()
             sys.stdout = None
         @task
+        async def sever(self, ctx):
+            import gc
+            from musterd.workers.runtime.mailbox import Mailbox
+            for each in gc.get_objects():
+                if type(each) is Mailbox: each.sever()
+        @task
         def still_there(self, ctx): return os.getpid()
 """
 
@@ -209,6 +215,12 @@ def test_no_value_in_no_place_ends_the_worker(talk: Talk, method: str) -> None:
         assert talk.value("still_there") == pid, f"{way}: {talk.errors.read_text()}"
     talk.send(Stop())
     assert talk.exit_code() == 0, talk.errors.read_text()
+
+
+def test_a_worker_that_can_say_nothing_any_more_ends(talk: Talk) -> None:
+    talk.start("hostile:Hostile")
+    talk.assign(talk.lease("sever"), talk.lease("still_there"))
+    assert talk.exit_code() == 1
 
 
 def test_half_an_emoji_is_written_out(talk: Talk) -> None:

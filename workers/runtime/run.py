@@ -284,6 +284,8 @@ class Runtime:
         queue = mailbox.queue
         if interrupts.noted:
             interrupts.attend()
+        elif mailbox.lost:  # whatever it would do now, nobody hears of it
+            return self._finish()
         elif queue:
             self._run(queue.popleft())
             if not queue or len(mailbox.done) >= COMPLETIONS_MAX:
