@@ -37,11 +37,12 @@ class Verb(Struct, frozen=True):
     behind: str  # "again"
     done: str  # "queued"
     state: str  # of the tasks where the selection names none
+    step: type[rpc.RetryTasks | rpc.CancelTasks | rpc.PurgeTasks]
 
 
-RETRY = Verb("run", " again", "queued again", "failed")
-CANCEL = Verb("cancel", "", "cancelled", "unfinished")
-PURGE = Verb("delete", "", "deleted", "failed")
+RETRY = Verb("run", " again", "queued again", "failed", rpc.RetryTasks)
+CANCEL = Verb("cancel", "", "cancelled", "unfinished", rpc.CancelTasks)
+PURGE = Verb("delete", "", "deleted", "failed", rpc.PurgeTasks)
 
 Make = Callable[[str, bool], rpc.Params]  # a step: after a cursor, and whether it only counts
 
@@ -57,8 +58,12 @@ def on_ids(ids: tuple[str, ...], where: Selection, everything: bool) -> bool:
     return bool(ids)
 
 
-def in_bulk(settings: Settings, verb: Verb, where: Selection, make: Make, *, yes: bool) -> int:
+def in_bulk(settings: Settings, verb: Verb, where: Selection, *, yes: bool) -> int:
     """Do it to all tasks that fit, when they are counted and that is confirmed."""
+
+    def make(after: str, dry: bool) -> rpc.Params:
+        return verb.step(where=where, after=after, dry_run=dry)
+
     wanted = _count(settings, make)
     what = _what(wanted, verb, where)
     if wanted and not yes:

@@ -364,13 +364,7 @@ def cancel(
     """Cancel tasks by id and wait until they have ended, or all that fit."""
     where = selection(which)
     if not on_ids(ids, where, everything):
-        return in_bulk(
-            settings,
-            CANCEL,
-            where,
-            lambda after, dry: rpc.CancelTasks(where=where, after=after, dry_run=dry),
-            yes=yes,
-        )
+        return in_bulk(settings, CANCEL, where, yes=yes)
     params = rpc.CancelTasks(ids=list(ids), no_block=settings.no_block)
     with connect(settings, waits=not settings.no_block) as connection:
         answer = connection.request(params)
@@ -454,13 +448,7 @@ def retry(
     """Run failed, expired or cancelled tasks again, by id or all that fit. They keep their ids."""
     where = selection(which)
     if not on_ids(ids, where, everything):
-        return in_bulk(
-            settings,
-            RETRY,
-            where,
-            lambda after, dry: rpc.RetryTasks(where=where, after=after, dry_run=dry),
-            yes=yes,
-        )
+        return in_bulk(settings, RETRY, where, yes=yes)
     result = ask(settings, rpc.RetryTasks(ids=list(ids)), RetryResult)
     if not settings.json and result.retried:
         emit("\n".join(printable(f"{id_}: queued") for id_ in result.retried))
@@ -514,13 +502,7 @@ def _purge_in_bulk(
     if older_than is not None:
         before = time.time() - _older_than(older_than)
         where = msgspec.structs.replace(where, before=before)
-    return in_bulk(
-        settings,
-        PURGE,
-        where,
-        lambda after, dry: rpc.PurgeTasks(where=where, after=after, dry_run=dry),
-        yes=yes,
-    )
+    return in_bulk(settings, PURGE, where, yes=yes)
 
 
 def _older_than(duration: str) -> float:
